@@ -203,7 +203,8 @@ def _batched(model: Path, batch_size: int, forward: Callable[[dict[str, np.ndarr
 
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     tokenizer.no_padding()
-    tokenizer.enable_truncation(LONGEST)
+    positions = json.loads((model / "config.json").read_text())["max_position_embeddings"]
+    tokenizer.enable_truncation(min(LONGEST, positions))
 
     def encode(texts: list[str]) -> np.ndarray:
         rows = [encoded.ids for encoded in tokenizer.encode_batch(texts)]

@@ -117,7 +117,7 @@ def pairs(given: argparse.Namespace) -> list[list[np.ndarray]]:
 def batches_of_rows(given: argparse.Namespace) -> list[Any]:
     """Returns our training batches of the pairs, in random order, as `bert finetune` makes them."""
     from bert.config import FinetuneConfig, TaskDataConfig, TrainingConfig
-    from bert.data.batching import FinetuningLoader, Grouping, make_batches
+    from bert.data.batching import FinetuningLoader, LengthGroups, make_batches
     from bert.data.rows import SourceTargetRows, TokenRows
 
     sides = []
@@ -129,7 +129,8 @@ def batches_of_rows(given: argparse.Namespace) -> list[Any]:
     data, training = TaskDataConfig(max_length=given.length), TrainingConfig(batch_size=given.rows, epochs=1)
     config = FinetuneConfig(data=data, training=training)
     batches = make_batches(features, config, 1, by_length=False)
-    loader = FinetuningLoader(features, config, (0, 1), batches, Grouping(4, 1, by_rows=True))
+    groups = LengthGroups(data.buckets, data.max_length, 1, True, (0,) * 4)
+    loader = FinetuningLoader(features, config, (0, 1), batches, groups)
     return [loader.batch(step) for step in range(loader.steps_per_epoch)]
 
 
@@ -143,7 +144,8 @@ def step_ours(given: argparse.Namespace, folder: Path) -> Callable[[], None]:
     from bert.parallel.backends import PmapParallelism
     from bert.tasks import TASKS
     from bert.training.finetuning.kinds import TASK_KINDS, build_task_model, make_apply, task_loss
-    from bert.training.losses import make_task_loss, over_groups
+    from bert.training.length_groups import over_groups
+    from bert.training.losses import make_task_loss
     from bert.training.optimizer import make_optimizer
     from bert.training.step import TrainState, compile_bucketed_train_step
 

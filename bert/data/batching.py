@@ -15,7 +15,7 @@ from bert.config import FinetuneConfig
 from bert.data.rows import TOKEN_ARRAYS, Rows, row_sizes
 from bert.data.windows import row_shape
 
-USUAL = 0.9
+USUAL = 0.75
 """Share of batches in which a group fits its minimum length."""
 
 SAMPLED_BATCHES = 100
@@ -209,12 +209,14 @@ class LengthGroups:
     Attributes:
         buckets, max_length: see `bucket_length`.
         multiple: the size of a group is a multiple of it: devices times micro-batches.
+        by_rows: whether groups have whole rows, for losses that are sums over rows; otherwise single sequences.
         min_lengths: minimum padded length of each group, shortest first.
     """
 
     buckets: Sequence[int]
     max_length: int
     multiple: int
+    by_rows: bool
     min_lengths: tuple[int, ...]
 
     def usual_for(self, batches: Iterable[np.ndarray]) -> LengthGroups:
@@ -305,21 +307,6 @@ def sequence_lengths(batch: dict[str, np.ndarray]) -> np.ndarray:
     return np.where(is_real, mask.sum(axis=-1), 1).ravel()
 
 
-@dataclass(frozen=True)
-class Grouping:
-    """How batches are divided into `LengthGroups`.
-
-    Attributes:
-        count: maximum number of groups in a batch.
-        multiple: see `LengthGroups`.
-        by_rows: whether groups have whole rows, for losses that are sums over rows; otherwise single sequences.
-    """
-
-    count: int
-    multiple: int
-    by_rows: bool
-
-
 class FinetuningLoader:
     """Makes the batch of a step: this host's rows, padded to a bucket, and fill rows of weight 0.
 
@@ -328,7 +315,7 @@ class FinetuningLoader:
 
     Args:
         process: index and number of the hosts.
-        grouping: None for batches in one piece.
+        groups: None for batches in one piece. Minimum lengths are derived from the batches.
     """
 
     def __init__(
@@ -337,17 +324,15 @@ class FinetuningLoader:
         config: FinetuneConfig,
         process: tuple[int, int],
         batches: TrainingBatches,
-        grouping: Grouping | None = None,
+        groups: LengthGroups | None = None,
     ) -> None:
         self._features, self._config, self._process, self._batches = features, config, process, batches
         self.steps_per_epoch = len(batches)
         self._epoch = lru_cache(maxsize=2)(batches.epoch)
-        self._grouping, self._groups = grouping, None
-        if grouping is not None:
-            data, least = config.data, (0,) * grouping.count
-            groups = LengthGroups(data.buckets, data.max_length, grouping.multiple, least)
-            sample = range(min(self.steps_per_epoch, SAMPLED_BATCHES))
-            self._groups = groups.usual_for(self._lengths(self._all_rows(step), grouping) for step in sample)
+        self._groups: LengthGroups | None = groups
+        if groups is not None:
+            sample = map(self._all_rows, range(min(self.steps_per_epoch, SAMPLED_BATCHES)))
+            self._groups = groups.usual_for(self._lengths(rows, groups.by_rows) for rows in sample)
 
     def row_indices(self, step: int) -> np.ndarray:
         """Returns the indices of this host's rows of a batch, or of all rows of a batch in groups; no fill rows."""
@@ -356,18 +341,19 @@ class FinetuningLoader:
 
     def batch(self, step: int) -> dict[str, np.ndarray]:
         rows = self._all_rows(step)
-        if self._grouping is None or self._groups is None:
-            batch = self._padded(rows)
-        elif self._grouping.by_rows:
+        if self._groups is None:
+            batch = self._padded(rows, self._padded_length(rows))
+        elif self._groups.by_rows:
             batch = self._groups.divide_rows(self._features, rows, self._size(rows))
         else:
-            batch = self._groups.divide_sequences(self._padded(rows))
+            length = max(self._padded_length(rows), *self._groups.min_lengths)
+            batch = self._groups.divide_sequences(self._padded(rows, length))
         return host_rows(batch, self._process)
 
-    def _padded(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+    def _padded(self, rows: np.ndarray, length: int) -> dict[str, np.ndarray]:
         """Returns the global batch in one piece."""
         size = self._size(rows)
-        batch = self._features.batch(rows, self._padded_length(rows), size)
+        batch = self._features.batch(rows, length, size)
         batch["rows"] = np.arange(size, dtype=np.int32)
         if self._batches.mean_rows is not None:
             batch["mean_rows"] = np.full(size, self._batches.mean_rows / size, np.float32)
@@ -377,11 +363,11 @@ class FinetuningLoader:
         """Returns the number of rows of a global batch, fill rows included."""
         return self._batches.padded_rows(self._padded_length(rows))
 
-    def _lengths(self, rows: np.ndarray, grouping: Grouping) -> np.ndarray:
+    def _lengths(self, rows: np.ndarray, by_rows: bool) -> np.ndarray:
         """Returns the lengths by which a batch is divided."""
-        if grouping.by_rows:
+        if by_rows:
             return row_lengths(self._features, rows, self._size(rows))
-        return sequence_lengths(self._padded(rows))
+        return sequence_lengths(self._padded(rows, self._padded_length(rows)))
 
     def padded_length(self, step: int) -> int:
         """Returns the length to which the rows of a step's batch are padded."""

@@ -94,34 +94,6 @@ def with_ponder_loss(build: Callable[[Any], Loss], model: Any, cost: float) -> L
     )
 
 
-def over_groups(loss: Loss) -> Loss:
-    """Returns a loss that is a sum over rows, of batches of groups of rows (`bert.data.batching.LengthGroups`)."""
-
-    def forward(params: Any, batch: Batch, dropout: Dropout | None) -> tuple[WeightedSums, WeightedSums]:
-        parts = []
-        for group in groups_of(batch, "rows"):
-            parts.append(loss.forward(params, group, None if dropout is None else dropout.replace(rows=group["rows"])))
-        return jax.tree.map(lambda *sums: sum(sums), *parts)
-
-    def weights(batch: Batch) -> dict[str, Array]:
-        return jax.tree.map(lambda *sums: sum(sums), *map(loss.weights, groups_of(batch, "rows")))
-
-    return dataclasses.replace(loss, forward=forward, weights=weights)
-
-
-def groups_of(batch: Batch, numbers: str) -> list[dict[str, Array]]:
-    """Returns the arrays of each of a batch's groups under their names without the number of the group.
-
-    Args:
-        numbers: name of an array of each group.
-    """
-    count = sum(name.startswith(f"{numbers}_") for name in batch)
-    return [
-        {name.removesuffix(f"_{group}"): array for name, array in batch.items() if name.endswith(f"_{group}")}
-        for group in range(count)
-    ]
-
-
 def total_loss(means: Mapping[str, Any], factors: Mapping[str, float]) -> Any:
     """Returns the sum of the losses among the means, each multiplied by its factor."""
     losses = {name: value for name, value in means.items() if name.endswith("_loss")}

@@ -184,6 +184,8 @@ PRINTED = {
                                               "--batches", 2],
                              [*(f"| {part}, {side} | 1 |" for part in ("step", "beams") for side in BOTH),
                               "beams: the same tokens on all sides"]),
+    "embedding_step": ("", ["MODEL", "PAIRS", "--steps", 2, "--batch_size", 4, "--length", 16],
+                       ["in groups: ", "in one piece: ", " GFLOP/s, products "]),
     "seeds_at_once": ("", ["--sizes", "2 x 128", "--rows", 2, "--length", 8, "--rounds", 1],
                       ["| layers x width | 3 steps in turn, ms | one step of 3 seeds, ms | ratio |", "\n| 2 x 128 | "]),
 }  # fmt: skip
@@ -198,7 +200,10 @@ def test_sides_are_measured_next_to_each_other(script: str, corpus, mrpc, shared
         pytest.importorskip(package)
     (tmp_path / "MRPC").symlink_to(mrpc)
     places = {"SHARED": shared, "MODEL": model_of_128, "OUT": tmp_path / "out", "GLUE": tmp_path}
-    places |= {"--data.train=CORPUS": f"--data.train={corpus}", "TEXT": corpus}
+    places |= {"--data.train=CORPUS": f"--data.train={corpus}", "TEXT": corpus, "PAIRS": tmp_path}
+    columns = "\t".join(["0"] * 7)
+    lines = [f"{columns}\t{'ba ko ' * (1 + n % 5)}\tri tu\t{n % 6}" for n in range(40)]
+    (tmp_path / "train.tsv").write_text("\n".join(["header", *lines]) + "\n")
     output = run(f"{script}.py", *(places.get(argument, argument) for argument in arguments))
     assert [part for part in printed if part not in output] == []
 

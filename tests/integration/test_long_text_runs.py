@@ -29,7 +29,8 @@ from bert.parallel.backends import MeshParallel, PmapParallelism
 from bert.tasks.registry import published_task
 from bert.tasks.sequence_classification import CustomClassification
 from bert.training.finetuning.kinds import build_model_and_loss
-from bert.training.finetuning.ranking_losses import SequenceOutputs, embed
+from bert.training.finetuning.ranking_losses import embed
+from bert.training.length_groups import SequenceOutputs
 from bert.training.losses import Loss
 from bert.training.step import compute_gradients
 from tests.helpers import lines_of, results_of
@@ -297,7 +298,7 @@ def test_queries_and_documents_equal_single_windows() -> None:
         "input_ids": ids, "token_type_ids": 0 * ids, "attention_mask": ones, "window_mask": mask,
         "document_numbers": np.zeros((2, 3), np.int32), "weights": np.ones(2, np.float32), "rows": np.arange(2),
     }  # fmt: skip
-    groups = LengthGroups([], T, 1, (0,) * 4).divide_sequences(batch)
+    groups = LengthGroups([], T, 1, False, (0,) * 4).divide_sequences(batch)
 
     def of_rows(params: Any) -> Any:
         numbers = jnp.concatenate([groups[name] for name in sorted(groups) if name.startswith("sequences")])

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from bert.config import FinetuneConfig, ModelConfig, TaskDataConfig, TrainingConfig
-from bert.data.batching import FinetuningLoader, Grouping, make_batches
+from bert.data.batching import FinetuningLoader, LengthGroups, make_batches
 from bert.data.rows import IGNORE_INDEX, TokenRows
 from bert.model.dropout import Dropout
 from bert.model.heads import BertForTokenClassification
 from bert.parallel.backends import MeshParallel, Parallelism, PmapParallelism
-from bert.training.losses import LOSSES, make_task_loss, over_groups
+from bert.training.length_groups import over_groups
+from bert.training.losses import LOSSES, make_task_loss
 from bert.training.step import compute_gradients
 from tests.tiny_training import assert_same_gradients
 
@@ -35,20 +36,22 @@ def tagged_rows(count: int) -> TokenRows:
     return TokenRows(ids, offsets, lengths.astype(np.int32), labels, token_labels=True)
 
 
-def loader(grouping: Grouping | None, rows: int = B) -> FinetuningLoader:
+def loader(multiple: int | None, rows: int = B) -> FinetuningLoader:
+    """Returns batches in groups, or in one piece without a multiple."""
     config = FinetuneConfig(
         data=TaskDataConfig(dir="unused", max_length=T, buckets=[8]),
         training=TrainingConfig(batch_size=B, epochs=1),
     )
+    groups = None if multiple is None else LengthGroups(config.data.buckets, T, multiple, True, (0,) * 4)
     features = tagged_rows(rows)
-    return FinetuningLoader(features, config, (0, 1), make_batches(features, config, 1, by_length=False), grouping)
+    return FinetuningLoader(features, config, (0, 1), make_batches(features, config, 1, by_length=False), groups)
 
 
 def gradients(
     parallel: Parallelism, micro_batches: int, step: int, rows: int, grouped: bool, dropout: bool
 ) -> tuple[Any, Any]:
     multiple = parallel.row_shares * micro_batches
-    batch = loader(Grouping(4, multiple, by_rows=True) if grouped else None, rows).batch(step)
+    batch = loader(multiple if grouped else None, rows).batch(step)
     loss = make_task_loss(
         LOSSES["token_classification"],
         lambda params, batch, dropout: MODEL.apply(
@@ -93,7 +96,7 @@ def test_devices_and_micro_batches_change_nothing(place: str) -> None:
 
 @pytest.mark.parametrize("multiple", [1, 4])
 def test_groups_have_every_row_once(multiple: int) -> None:
-    batches = loader(Grouping(4, multiple, by_rows=True), 3 * B + 5)
+    batches = loader(multiple, 3 * B + 5)
     whole, tokens, padded_tokens = loader(None, 3 * B + 5), 0, 0
     for step in range(4):
         batch, expected = batches.batch(step), whole.batch(step)

@@ -23,7 +23,8 @@ from bert.parallel.backends import Parallelism
 from bert.parallel.multihost import broadcast_from_main
 from bert.tasks.base import Task
 from bert.training.finetuning.evaluation import Evaluator, Split
-from bert.training.finetuning.ranking_losses import SequenceOutputs, apply_to_groups, normalized, same_label_loss
+from bert.training.finetuning.ranking_losses import normalized, same_label_loss
+from bert.training.length_groups import SequenceOutputs, apply_to_groups
 from bert.training.losses import Batch, TaskLoss, WeightedSum
 from bert.training.step import TrainState
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import jax
 
 from bert.config import FinetuneConfig
-from bert.data.batching import FinetuningLoader, Grouping, make_batches
+from bert.data.batching import FinetuningLoader, LengthGroups, make_batches
 from bert.runs.folder import TARGET_TOKENIZER, RunFolder
 from bert.tokenizer.vocabulary import save_tokenizer
 from bert.training.finetuning.distillation import save_targets
@@ -26,19 +26,19 @@ class FinetuningData:
     """The training batches of a run."""
 
     loader: FinetuningLoader
-    steps_per_epoch: int
     total_steps: int
 
 
 def make_loader(setup: Setup, config: FinetuneConfig) -> FinetuningLoader:
     """Returns the training batches of a configuration."""
-    task, parallel, grouping = setup.task, setup.parallel, None
+    task, parallel, data, groups = setup.task, setup.parallel, config.data, None
     batches = make_batches(setup.train, config, parallel.row_shares, sorts_by_length(task, config))
     by_rows = has_groups_of_rows(task, config, setup.loss)
     if by_rows or setup.loss.over_micro_batches:
         multiple = parallel.row_shares * config.training.gradient_accumulation_steps
-        grouping = Grouping(NUM_GROUPS if jax.default_backend() == "cpu" else 2, multiple, by_rows)
-    return FinetuningLoader(setup.train, config, parallel.process, batches, grouping)
+        count = NUM_GROUPS if jax.default_backend() == "cpu" else 2
+        groups = LengthGroups(data.buckets, data.max_length, multiple, by_rows, (0,) * count)
+    return FinetuningLoader(setup.train, config, parallel.process, batches, groups)
 
 
 def build_data(
@@ -66,4 +66,4 @@ def build_data(
         if setup.init_model.target_tokenizer is not None:
             save_tokenizer(setup.init_model.target_tokenizer, run.path / TARGET_TOKENIZER)
     run = run.save_config(config)
-    return run, FinetuningData(loader, steps_per_epoch, num_train_steps(config.training, steps_per_epoch))
+    return run, FinetuningData(loader, num_train_steps(config.training, steps_per_epoch))

@@ -4,55 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 
 from bert.config import EmbeddingConfig, RerankerConfig
-from bert.data.rows import TOKEN_ARRAYS
 from bert.model.array_types import Array
 from bert.model.dropout import Dropout
-from bert.model.reductions import pool_outputs
 from bert.parallel.backends import gather_rows_if_axis, psum_if_axis
-from bert.training.losses import Apply, Batch, Loss, TaskLoss, WeightedSum, WeightedSums, expected_rows, groups_of
+from bert.training.length_groups import SequenceOutputs, apply_to_groups, groups_of
+from bert.training.losses import Apply, Batch, Loss, TaskLoss, WeightedSum, WeightedSums, expected_rows
 
 FLOAT_MIN = jnp.finfo(jnp.float32).min
 """Logit of an entry that is excluded from a softmax."""
-
-
-class SequenceOutputs(NamedTuple):
-    """Outputs of the sequences of a batch in groups, in any order.
-
-    Attributes:
-        outputs: [M, L] of one device.
-        numbers: [M], see `bert.data.batching.LengthGroups.divide_sequences`.
-    """
-
-    outputs: Float[Array, "M L"]
-    numbers: Int[Array, "M"]
-
-    def of_rows(
-        self, batch: Batch, axis: str | None, maximum: bool = False, normalize: bool = False
-    ) -> Float[Array, "B numbers"]:
-        """Returns the outputs of the texts of each row, concatenated; of texts with windows, the pooled outputs.
-
-        Args:
-            batch: has ``rows`` [B], the numbers of the rows in the global batch, and ``window_mask`` with windows.
-            axis: see `embedding_loss`.
-            maximum, normalize: see `bert.model.reductions.pool_outputs`.
-        """
-        outputs, numbers = gather_rows_if_axis((self.outputs, self.numbers), axis)
-        places = jnp.zeros(len(numbers), jnp.int32).at[numbers].set(jnp.arange(len(numbers)), mode="drop")
-        rows, texts = batch["rows"], 1 + batch["document_numbers"].shape[-1] if "document_numbers" in batch else 1
-        windows = batch["window_mask"].shape[-1] if "window_mask" in batch else 1
-        found = outputs[places[rows[:, None] * texts * windows + jnp.arange(texts * windows)]]
-        if "window_mask" in batch:
-            mask = batch["window_mask"].reshape(len(rows), texts, windows)
-            found = pool_outputs(found.reshape(*mask.shape, -1), mask, maximum, normalize)
-        return found.reshape(len(rows), -1)
 
 
 def embedding_loss(settings: EmbeddingConfig, axis: str | None, maximum: bool = False) -> TaskLoss:
@@ -226,22 +193,6 @@ def cosine_loss(embeddings: Float[Array, "B texts D"], batch: Batch) -> tuple[We
     cosines = jnp.sum(embeddings[:, 0] * embeddings[:, 1], axis=-1)
     weights = batch["weights"]
     return ((jnp.sum(jnp.square(cosines - batch["labels"]) * weights), jnp.sum(weights)),)
-
-
-def apply_to_groups(apply: Callable[..., Any], batch: Batch, dropout: Dropout | None) -> Float[Array, "M L"]:
-    """Applies a model to rows [B, T], or to the groups of `bert.data.batching.LengthGroups`, [M, L] of all groups.
-
-    Args:
-        apply: (input_ids, token_type_ids, attention_mask [N, T], dropout=...) -> outputs [N, L].
-        dropout: the source for rows; each sequence of a group has its own dropout.
-    """
-    if "input_ids" in batch:
-        return jnp.asarray(apply(*(batch[name] for name in TOKEN_ARRAYS), dropout=dropout))
-    outputs = []
-    for group in groups_of(batch, "sequences"):
-        source = None if dropout is None else dropout.replace(rows=group["sequences"])
-        outputs.append(apply(*(group[name] for name in TOKEN_ARRAYS), dropout=source))
-    return jnp.concatenate(outputs)
 
 
 def embed(

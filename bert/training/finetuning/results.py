@@ -74,7 +74,7 @@ def log_summary(
             ("parameters", str(counts)),
             ("devices", setup.parallel.describe()),
             ("tokens per step", _tokens_per_step(config)),
-            ("steps", f"{data.total_steps:,} ({data.total_steps / data.steps_per_epoch:.1f} epochs)"),
+            ("steps", f"{data.total_steps:,} ({data.total_steps / data.loader.steps_per_epoch:.1f} epochs)"),
             ("optimizer", describe_decay(_trained(params, setup.frozen), config.optimizer)),
         ]
     )

@@ -130,7 +130,7 @@ def _run_longest_batch(
     The step trains a copy of the state, which is discarded. If the first batch is as long, the first step is the test.
     """
     first = int(state.step)
-    steps = range(first, min(first + data.steps_per_epoch, data.total_steps))
+    steps = range(first, min(first + data.loader.steps_per_epoch, data.total_steps))
     longest = max(steps, key=data.loader.largest_row)
     if longest == first:
         return

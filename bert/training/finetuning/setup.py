@@ -36,7 +36,8 @@ from bert.training.finetuning.evaluation import Split
 from bert.training.finetuning.initialization import Head
 from bert.training.finetuning.kinds import TASK_KINDS, build_model_and_loss, has_groups_of_rows
 from bert.training.initialization import Log, model_config_from_source, with_fewer_layers, with_vocab_size
-from bert.training.losses import Apply, Loss, over_groups
+from bert.training.length_groups import over_groups
+from bert.training.losses import Apply, Loss
 from bert.training.optimizer import ParameterPath, make_frozen_predicate
 
 DEFAULT_MAX_TO_KEEP = 1

@@ -124,6 +124,20 @@ def test_answers_as_we_do(make, answer, case):
                     np.testing.assert_allclose(array, expected_values, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("length", [8192, 5000])
+def test_the_longest_row_answers_as_ours(make, answer, length):
+    """Local and global layers of ModernBERT's 8,192 positions, for a full and a padded row."""
+    model = make("Bert", **{**MODERN, "max_position_embeddings": 8192})
+    session = onnxruntime.InferenceSession(exporter.build(model).SerializeToString())
+    inputs = inputs_of(session, "Bert")
+    inputs = {name: np.resize(array, (1, 8192)) for name, array in inputs.items()}
+    inputs["attention_mask"] *= np.arange(8192) < length
+    expected = np.asarray(answer(model, model.params, inputs)["last_hidden_state"])
+    [found] = session.run(["last_hidden_state"], inputs)
+    np.testing.assert_allclose(found[0, :length], expected[0, :length], rtol=0, atol=1e-5)
+
+
 def test_every_head_is_among_the_cases():
     assert {architecture for architecture, _ in CASES.values()} == set(ARCHITECTURES) - {"BertForSequenceToSequence"}
     assert {head.__name__ for head in HEADS.values()} <= set(ARCHITECTURES)

@@ -16,7 +16,7 @@ from bert.tasks import make_task
 from bert.tasks.sequence_classification import CustomClassification
 from bert.tasks.sequence_classification.base import Examples
 from bert.training.finetuning import contrastive
-from bert.training.finetuning.ranking_losses import SequenceOutputs
+from bert.training.length_groups import SequenceOutputs
 
 CONFIG = FinetuneConfig(
     task="classification",

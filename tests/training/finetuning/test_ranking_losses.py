@@ -20,12 +20,12 @@ from bert.model.reductions import pool
 from bert.parallel.backends import MeshParallel, Parallelism, PmapParallelism
 from bert.training.finetuning.kinds import TRAINED_POOLING_MODES
 from bert.training.finetuning.ranking_losses import (
-    SequenceOutputs,
     embed,
     embedding_loss,
     make_embedding_loss,
     reranker_loss,
 )
+from bert.training.length_groups import SequenceOutputs
 from bert.training.losses import make_task_loss
 from bert.training.step import compute_gradients
 from tests.tiny_training import assert_same_gradients
@@ -103,7 +103,7 @@ def embeddings_of(batch: dict[str, Any], variables: Any, dropout: Dropout | None
         numbers = jnp.concatenate([batch[name] for name in sorted(batch) if name.startswith("sequences")])
         return SequenceOutputs(embed(MODEL, variables, batch, dropout), numbers).of_rows(batch, None)
 
-    groups = LengthGroups([5], T, 1, (0,) * 4).divide_sequences(batch)
+    groups = LengthGroups([5], T, 1, False, (0,) * 4).divide_sequences(batch)
     return np.asarray(jax.jit(of_rows)(groups)).reshape(B * (1 + C), -1)
 
 
@@ -246,7 +246,7 @@ def gradients(place: str, micro_batches: int, loss: str) -> tuple[Any, Any]:
         )
     )
     batch = labelled(batch_of()) if loss == "same_label" else batch_of()
-    batch = LengthGroups([5], T, parallel.row_shares * micro_batches, (0,) * 4).divide_sequences(batch)
+    batch = LengthGroups([5], T, parallel.row_shares * micro_batches, False, (0,) * 4).divide_sequences(batch)
     grads, sums = step(parallel.put_state(initial_params()), parallel.shard_batch(batch, micro_batches))
     return parallel.to_host(grads), parallel.to_host(sums)
 
