@@ -16,7 +16,7 @@ from bert.data.tables import file_suffix
 from bert.errors import UserError
 from bert.files import is_temporary, read_json
 from bert.inference.load import load_run_tokenizer, load_target_tokenizer
-from bert.interchange.pooling import encoder_folder, read_pooling
+from bert.interchange.sentence_transformers.reader import encoder_folder, read_pooling
 from bert.interchange.tensor_files import PICKLE, SAFETENSORS, read_tensors
 from bert.runs.checkpoint_directory import SAVING, CheckpointDirectory, has_params_only, verify_manifest
 from bert.runs.environment import read_environment

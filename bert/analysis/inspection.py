@@ -17,9 +17,9 @@ from bert.config.run_file import config_class_of_run, load_run_config
 from bert.errors import UserError
 from bert.inference.load import fetch_model, load
 from bert.interchange.hub import download, is_hub_name
-from bert.interchange.pooling import encoder_folder
 from bert.interchange.readers.hf import is_hf_folder, read_hf_settings
 from bert.interchange.readers.peft import is_adapter
+from bert.interchange.sentence_transformers.reader import encoder_folder
 from bert.interchange.shapes import expected_shapes
 from bert.interchange.tensor_files import weight_files
 from bert.model.decoders import BertForSequenceToSequence

@@ -22,9 +22,9 @@ from bert.inference.export import check_head
 from bert.inference.pretrained import Pretrained
 from bert.interchange import hub
 from bert.interchange.names import ARCHITECTURES_WITH_LABELS
-from bert.interchange.pooling import encoder_folder
 from bert.interchange.readers import google, hf
 from bert.interchange.readers.peft import is_adapter, tokenizer_folder
+from bert.interchange.sentence_transformers.reader import encoder_folder
 from bert.interchange.stored_params import StoredParams
 from bert.interchange.tensor_files import weight_files
 from bert.interchange.weights_records import WeightsRecord, content_key, read_record, write_record

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bert.errors import LOGGER, UserError, first_line
 from bert.interchange.generation_files import GENERATION_CONFIG, TARGET_TOKENIZER
-from bert.interchange.pooling import PROMPTS, TEXT_SETTINGS
+from bert.interchange.sentence_transformers.names import PROMPTS, TEXT_SETTINGS
 from bert.tokenizer.sentencepiece import FILES as SENTENCEPIECE_FILES
 
 _NAMES = [

@@ -24,8 +24,9 @@ from bert.interchange.bundle import ModelBundle, read_label_thresholds, read_lon
 from bert.interchange.families import FAMILIES, Family, family_of_classes, family_of_type
 from bert.interchange.generation_files import read_decoding, read_target_tokenizer, warn_unread_decoding
 from bert.interchange.names import ARCHITECTURES_WITH_LABELS, check_layers
-from bert.interchange.pooling import encoder_folder, fit_to_model, read_pooling, read_score_activation
 from bert.interchange.readers.peft import Adapter, is_adapter, read_adapter, tokenizer_folder
+from bert.interchange.sentence_transformers.cross_encoder import read_score_activation
+from bert.interchange.sentence_transformers.reader import encoder_folder, fit_to_model, read_pooling
 from bert.interchange.stored_params import StoredParams
 from bert.interchange.tensor_files import read_tensors, weight_files
 from bert.interchange.weights_records import WeightsRecord

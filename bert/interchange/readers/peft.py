@@ -15,7 +15,7 @@ from bert.errors import UserError
 from bert.files import read_json_object
 from bert.interchange.families import Family
 from bert.interchange.names import ARCHITECTURES_WITH_LABELS
-from bert.interchange.pooling import encoder_folder
+from bert.interchange.sentence_transformers.reader import encoder_folder
 from bert.interchange.tensor_files import read_safetensors
 from bert.model import names
 

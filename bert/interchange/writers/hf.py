@@ -28,8 +28,8 @@ from bert.interchange.generation_files import (
     generation_config,
     unexpressed_decoding,
 )
-from bert.interchange.pooling import write_pooling_files
 from bert.interchange.readers import hf
+from bert.interchange.sentence_transformers.writer import write_pooling_files
 from bert.interchange.shapes import expected_shapes
 from bert.interchange.tensor_files import write_tensors
 from bert.interchange.writers.averaging import with_averaging_layer

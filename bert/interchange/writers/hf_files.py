@@ -21,7 +21,7 @@ from bert.interchange.bundle import ModelBundle, task_settings
 from bert.interchange.families import family_of
 from bert.interchange.generation_files import TARGET_TOKENIZER
 from bert.interchange.hub import is_downloaded
-from bert.interchange.pooling import CROSS_ENCODER
+from bert.interchange.sentence_transformers.names import CROSS_ENCODER
 from bert.interchange.writers.long_texts import long_text_usage
 from bert.metrics.tagging_schemes import is_span_tag
 from bert.model.names import has_decoder

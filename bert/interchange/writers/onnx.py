@@ -19,7 +19,7 @@ from bert.files import atomic_directory, write_atomic
 from bert.interchange import ExportError
 from bert.interchange.bundle import ModelBundle
 from bert.interchange.names import GRAPH
-from bert.interchange.pooling import write_pooling_files
+from bert.interchange.sentence_transformers.writer import write_pooling_files
 from bert.interchange.writers.hf_files import published_config
 from bert.interchange.writers.onnx_graph import OPSET
 from bert.interchange.writers.onnx_layers import build

@@ -1,11 +1,10 @@
-"""Reads and writes the pooling configuration of sentence-transformers folders."""
+"""Reads the modules and settings of a sentence-transformers folder as `bert.model.pooling.Pooling`."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,8 @@ from bert.config import ModelConfig
 from bert.errors import UserError, WarningText, shorten
 from bert.files import read_json, read_json_object
 from bert.interchange.names import EMBEDDING
-from bert.interchange.tensor_files import read_tensors, write_tensors
+from bert.interchange.sentence_transformers.names import NUM_LOG1P, PROMPTS, SPARSE_ENCODER, TEXT_SETTINGS
+from bert.interchange.tensor_files import read_tensors
 from bert.model.pooling import (
     ACTIVATIONS,
     CONCATENATED,
@@ -26,18 +26,6 @@ from bert.model.pooling import (
     Pooling,
     find_activation,
 )
-
-TEXT_SETTINGS = tuple(
-    f"sentence_{name}_config.json"
-    for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
-)
-"""Files with the maximum length and the casing of texts. Older versions use all except the first."""
-
-PROMPTS = "config_sentence_transformers.json"
-"""File with the prompts and the model type."""
-
-SPARSE_ENCODER = "SparseEncoder"
-"""Model type of embeddings that pool masked-LM logits."""
 
 KNOWN_SETTINGS = (
     *("model_type", "__version__", "requirements", "prompts", "default_prompt_name", "similarity_fn_name"),
@@ -57,26 +45,11 @@ TEXT_SETTINGS_READ: dict[str, Any] = {
 ORDER = re.compile("Transformer( Pooling( Dense)*( Normalize)?)?|(MLM)?Transformer SpladePooling")
 """Supported sequences of modules."""
 
-NUM_LOG1P = {"relu": 1, "log1p_relu": 2}
-"""Values of ``activation_function`` of SpladePooling, and the corresponding `Pooling.num_log1p`."""
-
-WRITTEN = ("mean", "cls", "max", "mean_sqrt_len")
-"""Modes whose keys are always written, even if they are off."""
-
-KEY_OF_MODE = {"cls": "pooling_mode_cls_token", "lasttoken": "pooling_mode_lasttoken"}
-"""Keys of 1_Pooling/config.json that do not end in ``_tokens``."""
-
-DEFAULT_PROMPT = "default"
-"""Name under which a default prompt is written that is not the one of queries or documents."""
-
 DOCUMENT_PROMPTS = ("document", "passage", "corpus")
 """Names used for the prompt of documents."""
 
 TANH = "torch.nn.modules.activation.Tanh"
 """Default activation of a Dense module."""
-
-CROSS_ENCODER = "sentence_transformers"
-"""Key of config.json with the settings of cross-encoders."""
 
 FEATURE_KEYS = ("module_input_name", "module_output_name")
 """Keys of a module's config.json with the names of vectors."""
@@ -172,77 +145,6 @@ def fit_to_model(
         text = f"max_seq_length is {pooling.max_length}, but the model reads {positions} tokens: longer texts are cut"
         log(WarningText(f"{folder}: {text}"))
     return pooling
-
-
-def pooling_config_files(pooling: Pooling, config: ModelConfig) -> dict[str, Any]:
-    """Returns the sentence-transformers files for this pooling, as a dict of path and JSON content."""
-    package, module_types = "sentence_transformers.models", ["Transformer", "Pooling", *["Dense"] * len(pooling.dense)]
-    module_types += ["Normalize"] if pooling.normalize else []
-    if pooling.is_lexical:
-        package, module_types = "sentence_transformers.sparse_encoder.models", ["MLMTransformer", "SpladePooling"]
-    paths = ["", *(f"{number}_{module_type}" for number, module_type in enumerate(module_types) if number)]
-    modules = [
-        {"idx": i, "name": str(i), "path": path, "type": f"{package}.{module_type}"}
-        for i, (path, module_type) in enumerate(zip(paths, module_types, strict=True))
-    ]
-    files: dict[str, Any] = {
-        "modules.json": modules,
-        f"1_{module_types[1]}/config.json": _declared_pooling(pooling, pooling.pooled_size(config)),
-    }
-    for number, layer in enumerate(pooling.dense, 2):
-        files[f"{number}_Dense/config.json"] = {
-            "in_features": layer.in_features,
-            "out_features": layer.out_features,
-            "bias": layer.bias is not None,
-            "activation_function": layer.activation,
-        }
-    if pooling.max_length is not None or pooling.lowercase:
-        files[TEXT_SETTINGS[0]] = {"max_seq_length": pooling.max_length, "do_lower_case": pooling.lowercase}
-    return files | _declared_settings(pooling)
-
-
-def _declared_pooling(pooling: Pooling, width: int) -> dict[str, Any]:
-    """Returns config.json of the module that pools.
-
-    The first versions of text-embeddings-inference require ``pooling_mode_mean_sqrt_len_tokens``.
-    """
-    if pooling.is_lexical:
-        activation = next(name for name, count in NUM_LOG1P.items() if count == pooling.num_log1p)
-        return {
-            "pooling_strategy": pooling.mode,
-            "activation_function": activation,
-            "word_embedding_dimension": width,
-        }
-    modes = pooling.modes
-    declared: dict[str, Any] = {"word_embedding_dimension": width // len(modes)}
-    for mode in (*WRITTEN, *modes):
-        declared[KEY_OF_MODE.get(mode, f"pooling_mode_{mode}_tokens")] = mode in modes
-    if len(modes) > 1:  # the keys above cannot express the order
-        declared["pooling_mode"] = [f"{mode}_tokens" if mode == "mean_sqrt_len" else mode for mode in modes]
-    if not pooling.include_prompt:
-        declared["include_prompt"] = False
-    return declared
-
-
-def _declared_settings(pooling: Pooling) -> dict[str, Any]:
-    """Returns the file `PROMPTS` and its content; {} if all values are defaults."""
-    prompts = {"query": pooling.query_prompt, "document": pooling.document_prompt}
-    default = next((name for name, prompt in prompts.items() if prompt == pooling.default_prompt), DEFAULT_PROMPT)
-    if pooling.default_prompt:
-        prompts[default] = pooling.default_prompt
-    has_settings = pooling.truncate_dim is not None or pooling.similarity != Pooling.similarity or pooling.is_lexical
-    if not has_settings and not any(prompts.values()):
-        return {}
-    content: dict[str, Any] = {
-        "prompts": prompts,
-        "default_prompt_name": default if pooling.default_prompt else None,
-        "similarity_fn_name": pooling.similarity,
-    }
-    if pooling.is_lexical:
-        content["model_type"] = SPARSE_ENCODER
-    if pooling.truncate_dim is not None:
-        content["truncate_dim"] = pooling.truncate_dim
-    return {PROMPTS: content}
 
 
 def _is_count(value: object) -> bool:
@@ -385,28 +287,6 @@ def _read_dense(folder: Path, log: Callable[[str], None]) -> PooledDense:
     return PooledDense(kernel, None if bias is None else bias.astype(np.float32), activation)
 
 
-def read_score_activation(
-    folder: Path, content: Mapping[str, Any], num_labels: int, log: Callable[[str], None]
-) -> str | None:
-    """Returns the PyTorch class that a sentence-transformers cross-encoder applies to its score; None for none.
-
-    Args:
-        num_labels: number of outputs. The activation is read only if it is 1.
-    """
-    file, declared = folder / "config.json", content.get("sbert_ce_default_activation_function")
-    if isinstance(nested := content.get(CROSS_ENCODER), dict):
-        declared = nested.get("activation_fn", declared)
-    settings = read_json(folder / PROMPTS) if (folder / PROMPTS).is_file() else {}
-    if isinstance(settings, dict) and settings.get("model_type") == "CrossEncoder" and settings.get("activation_fn"):
-        file, declared = folder / PROMPTS, settings["activation_fn"]
-    if declared is None or str(declared).endswith(".Identity"):
-        return None
-    if num_labels == 1 and find_activation(declared) is not None:
-        return str(declared)
-    log(WarningText(f"{file}: activation_fn is {str(declared)[:80]}, which is not applied"))
-    return None
-
-
 def _check_features(file: Path, content: dict[str, Any]) -> None:
     """Raises UserError if a module reads or writes anything except the pooled vector."""
     for key in FEATURE_KEYS:
@@ -420,13 +300,3 @@ def _warn_unknown(file: Path, content: dict[str, Any], known: Collection[str], l
     """Logs keys of a file that have no effect."""
     if unknown := sorted(content.keys() - set(known)):
         log(WarningText(f"not loaded from {file}: {', '.join(unknown)}"))
-
-
-def write_pooling_files(pooling: Pooling, config: ModelConfig, folder: Path) -> None:
-    """Writes the files of `pooling_config_files`, and the weights of dense modules."""
-    for name, content in pooling_config_files(pooling, config).items():
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    for number, layer in enumerate(pooling.dense, 2):
-        bias = {} if layer.bias is None else {"linear.bias": layer.bias}
-        write_tensors(folder / f"{number}_Dense" / "model.safetensors", {"linear.weight": layer.kernel.T, **bias})

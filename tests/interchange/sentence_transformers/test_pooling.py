@@ -12,7 +12,8 @@ import bert
 from bert.config import ModelConfig
 from bert.errors import UserError
 from bert.inference.search import find_nearest
-from bert.interchange.pooling import TANH, read_pooling, write_pooling_files
+from bert.interchange.sentence_transformers.reader import TANH, read_pooling
+from bert.interchange.sentence_transformers.writer import write_pooling_files
 from bert.model.pooling import MODES, PooledDense, Pooling
 from tests.interchange.hf_folders import CONFIG, edit
 

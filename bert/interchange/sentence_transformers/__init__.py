@@ -1,0 +1,1 @@
+"""Folders of sentence-transformers: modules, prompts and settings around an encoder."""
