@@ -144,13 +144,16 @@ class TaskDistillationConfig:
             check_unused("distillation.", self, "but there is no teacher: remove it, or set distillation.teacher")
 
 
-PoolingMode = Literal["mean", "cls", "max", "lasttoken"]
+PoolingMode = Literal["mean", "cls", "max", "lasttoken", "splade"]
+
+LEXICAL_POOLING = "splade"
+"""Pooling whose embeddings are weights of the words in the vocabulary."""
 """Poolings that are trained."""
 
 
 @dataclass(frozen=True)
 class EmbeddingConfig:
-    """Task embedding: one vector per text, trained by cosines."""
+    """Task embedding: one vector per text."""
 
     loss: Literal["in_batch", "triplet", "margin_mse", "cosent", "cosine", "same_label"] = "in_batch"
     """Loss. For rows of a query, a positive and negatives: in_batch (the documents of all other rows of the batch, on
@@ -158,8 +161,9 @@ class EmbeddingConfig:
     margin_mse (differences of a teacher's scores; Hofstätter et al. 2020). For pairs with a score: cosent (order of the
     cosines; CoSENT) or cosine (squared error of the cosine, with scores mapped to 0 to 1). For texts with a label:
     same_label (texts of the batch with the same label are positives, all others negatives; SupCon)."""
-    temperature: PositiveFloat = 0.05
-    """All losses except triplet and cosine: divisor of the cosines."""
+    temperature: PositiveFloat | None = None
+    """All losses except triplet and cosine: divisor of the cosines, or of the inner products with pooling splade.
+    Defaults to 0.05, with splade to 1."""
     margin: PositiveFloat = 0.2
     """triplet: minimum difference between the cosines of the positive and a negative."""
     num_negatives: Positive | None = None
@@ -170,9 +174,16 @@ class EmbeddingConfig:
     (Kusupati et al. 2022). null: train the whole embedding only."""
     pooling: PoolingMode | None = None
     """Pooling of the tokens' hidden states: mean, first token (cls), maximum of each feature (max), or last token
-    (lasttoken), for causal models. Defaults to the setting of init, or mean."""
+    (lasttoken), for causal models. splade: the maximum of log(1 + relu(logit)) of each vocabulary word in the MLM head
+    (Formal et al. 2021), compared by inner products. Defaults to the setting of init, or mean."""
+    query_flops_weight: NonNegativeFloat = 5e-5
+    """splade: weight of the FLOPS regularizer of queries, the sum over the vocabulary of the squared mean weight of a
+    word in a batch (Paria et al. 2020). It grows quadratically over the first third of the steps."""
+    document_flops_weight: NonNegativeFloat = 3e-5
+    """splade: weight of the FLOPS regularizer of documents, or of the second texts of pairs."""
     normalize: bool | None = None
-    """Scale embeddings to length 1. Losses and scores always use cosines. Defaults to the setting of init, or true."""
+    """Scale embeddings to length 1. Losses and scores use cosines in any case, except with splade, which is not scaled.
+    Defaults to the setting of init, or true."""
     lowercase: bool | None = None
     """Lower-case texts before tokenization. Defaults to the setting of init, or false."""
 
@@ -187,6 +198,16 @@ class EmbeddingConfig:
         """Whether the rows are pairs with a score."""
         return self.loss in ("cosent", "cosine")
 
+    @property
+    def is_lexical(self) -> bool:
+        """Whether embeddings are weights of the words in the vocabulary."""
+        return self.pooling == LEXICAL_POOLING
+
+    @property
+    def divisor(self) -> float:
+        """The temperature with its default."""
+        return self.temperature or (1.0 if self.is_lexical else 0.05)
+
     def check(self) -> None:
         """Raises UserError for values that cannot work."""
         check_fields("embedding.", self)
@@ -194,6 +215,12 @@ class EmbeddingConfig:
             raise conflict(self, "embedding.num_negatives", "embedding.loss", "remove it, since there are no negatives")
         if self.matryoshka is not None and not 0 < len(self.matryoshka) == len(set(self.matryoshka)):
             raise UserError(f"embedding.matryoshka is {self.matryoshka}: list each width once, or remove it")
+        if self.is_lexical:
+            for key in ("matryoshka", "normalize"):
+                if getattr(self, key):
+                    raise conflict(self, f"embedding.{key}", "embedding.pooling", "remove it")
+            if self.loss == "cosine":
+                raise conflict(self, "embedding.loss", "embedding.pooling", "set the loss to cosent")
 
     def check_width(self, hidden_size: int) -> None:
         """Raises UserError for a width that is not below the model's."""

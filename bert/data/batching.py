@@ -316,6 +316,8 @@ class FinetuningLoader:
     Args:
         process: index and number of the hosts.
         groups: None for batches in one piece. Minimum lengths are derived from the batches.
+        flops_ramp_steps: number of steps over which the weight of the FLOPS regularizer grows quadratically (Formal et
+            al. 2021), as its share ``flops_ramp`` [B] in each batch; None for no such array.
     """
 
     def __init__(
@@ -325,8 +327,10 @@ class FinetuningLoader:
         process: tuple[int, int],
         batches: TrainingBatches,
         groups: LengthGroups | None = None,
+        flops_ramp_steps: int | None = None,
     ) -> None:
         self._features, self._config, self._process, self._batches = features, config, process, batches
+        self._flops_ramp_steps = flops_ramp_steps
         self.steps_per_epoch = len(batches)
         self._epoch = lru_cache(maxsize=2)(batches.epoch)
         self._groups: LengthGroups | None = groups
@@ -348,6 +352,9 @@ class FinetuningLoader:
         else:
             length = max(self._padded_length(rows), *self._groups.min_lengths)
             batch = self._groups.divide_sequences(self._padded(rows, length))
+        if self._flops_ramp_steps is not None:
+            share = min(step / max(self._flops_ramp_steps, 1), 1.0) ** 2
+            batch["flops_ramp"] = np.full(self._size(rows), share, np.float32)
         return host_rows(batch, self._process)
 
     def _padded(self, rows: np.ndarray, length: int) -> dict[str, np.ndarray]:

@@ -30,7 +30,7 @@ from bert.interchange.tensor_files import weight_files
 from bert.interchange.weights_records import WeightsRecord, content_key, read_record, write_record
 from bert.model.names import ARCHITECTURE_OF_KIND, ENCODER_DECODER, PROJECTIONS, pretraining_architecture
 from bert.model.parameters import Params
-from bert.model.pooling import Pooling, find_activation
+from bert.model.pooling import find_activation
 from bert.parallel.devices import require_no_fork
 from bert.remote import fetch, is_url
 from bert.runs.checkpoint_directory import CheckpointDirectory
@@ -39,6 +39,7 @@ from bert.runs.metrics_log import read_results
 from bert.runtime.compilation_cache import use_compilation_cache
 from bert.tasks import make_task
 from bert.tasks.base import Task
+from bert.tasks.embedding import make_pooling
 from bert.tasks.registry import published_task
 from bert.tasks.sequence_to_sequence import SequenceToSequenceTask
 from bert.tokenizer.vocabulary import load_tokenizer, require_embedding_rows
@@ -381,15 +382,7 @@ def _task_of_run(path: Path, config: FinetuneConfig) -> tuple[Task, dict[str, An
         settings |= {"target_tokenizer": tokenizer, "decoding": config.decoding}
         task = task.with_target_tokenizer(tokenizer)
     if "embed" in task.calls:
-        own = config.embedding
-        settings["pooling"] = Pooling(
-            own.pooling or "mean",
-            bool(own.normalize),
-            config.data.max_length,
-            bool(own.lowercase),
-            own.query_prompt or "",
-            own.document_prompt or "",
-        )
+        settings["pooling"] = make_pooling(config.embedding, config.data.max_length)
     return task, settings
 
 

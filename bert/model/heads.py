@@ -7,11 +7,13 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int, Num
 
 from bert.config import ModelConfig
+from bert.config.options import LEXICAL_POOLING
 from bert.model.array_types import Array, Dtype, PaddingMask
 from bert.model.dropout import Dropout, maybe_dropout
 from bert.model.encoder import Bert
 from bert.model.layers import LayerExecution
 from bert.model.linear import dense
+from bert.model.pretraining import MaskedLMHead
 from bert.model.reductions import last_token, pool
 
 Inputs = tuple[Int[Array, "B T"], Int[Array, "B T"] | None, PaddingMask | None]
@@ -185,7 +187,7 @@ class BertForEmbedding(nn.Module):
     """Encoder without pooler, and an embedding of each row (Reimers and Gurevych 2019, section 3).
 
     Attributes:
-        pooling: mean, cls or max, as in `bert.model.pooling.Pooling`.
+        pooling: mean, cls, max, lasttoken, or splade for the weights of the words, with D = V (`EmbeddingConfig`).
         normalize: whether the embeddings of a long text's windows are scaled to length 1 first.
     """
 
@@ -197,6 +199,8 @@ class BertForEmbedding(nn.Module):
 
     def setup(self) -> None:
         self.bert = Bert(self.config, self.dtype, add_pooling_layer=False, execution=self.execution)
+        if self.pooling == LEXICAL_POOLING:
+            self.predictions = MaskedLMHead(self.config, self.dtype)
 
     def __call__(
         self,
@@ -209,6 +213,8 @@ class BertForEmbedding(nn.Module):
         """[B, T] -> [B, D] float32, ignoring padding."""
         encoded = self.bert(input_ids, token_type_ids, attention_mask, dropout=dropout)
         mask = jnp.ones_like(input_ids) if attention_mask is None else attention_mask
+        if self.pooling == LEXICAL_POOLING:
+            return self.predictions.lexical_weights(encoded.last_hidden_state, self.bert.embedding_table(), mask)
         return pool(encoded.last_hidden_state.astype(jnp.float32), mask, self.pooling)
 
 

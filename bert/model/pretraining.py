@@ -6,6 +6,7 @@ Shapes as in `bert.model.encoder`; P predicted tokens, and S = T + 2 P tokens of
 from __future__ import annotations
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Float, Int
@@ -58,6 +59,24 @@ class MaskedLMHead(nn.Module):
         if not self.config.prediction_transform:
             return hidden_states
         return self.norm(ACTIVATIONS[self.config.hidden_act](self.transform(hidden_states)))
+
+    def lexical_weights(
+        self, hidden_states: Float[Array, "B T D"], word_embedding: Float[Array, "V E"], attention_mask: PaddingMask
+    ) -> Float[Array, "B V"]:
+        """Computes the maximum over the tokens of log(1 + relu(logit)), [B, T, D] -> [B, V] (Formal et al. 2021).
+
+        The logits [B, T, V] are computed again for the gradients, so that no more than one array of them is in memory.
+        """
+
+        @jax.checkpoint
+        def pooled(x: Array, decoder: Array, bias: Array) -> Array:
+            logits = tied_logits(x, decoder, bias, jnp.dtype(self.dtype))
+            # Both functions are increasing, so that they are applied to the maximum.
+            return jnp.log1p(jnp.max(jnp.where(attention_mask[:, :, None] > 0, logits, 0.0), axis=1, initial=0.0))
+
+        bias = self.bias if self.config.prediction_bias else jnp.zeros(len(word_embedding))
+        decoder = word_embedding if self.config.tie_word_embeddings else self.decoder
+        return pooled(self.decoder_input(hidden_states), decoder, bias)
 
     def decode(self, x: Float[Array, "B P E"], word_embedding: Float[Array, "V E"]) -> Float[Array, "B P padded_V"]:
         """Computes float32 logits from `decoder_input`, [B, P, E] -> [B, P, padded V]."""

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 
 from bert import metrics
 from bert.config import EmbeddingConfig, FinetuneConfig, TaskDataConfig
+from bert.config.options import LEXICAL_POOLING
 from bert.data.inputs import as_texts
 from bert.data.long_texts import LONG_TEXT_KEYS, LongTexts, encode_texts, tokenize_queries
 from bert.data.records import Records
@@ -29,6 +30,26 @@ from bert.tasks.base import Outputs
 from bert.tasks.columns import KEYS, ColumnFilesTask, label_text, read_columns
 from bert.tasks.error_files import file_prefix
 from bert.tasks.text_pairs import TextExamples, check_num_negatives, read_queries, read_scored_pairs, with_negatives
+
+
+def make_pooling(settings: EmbeddingConfig, max_length: int) -> Pooling:
+    """Returns the pooling of a model that is trained with these settings."""
+    lexical: dict[str, Any] = {"mode": "max", "num_log1p": 1, "similarity": "dot"} if settings.is_lexical else {}
+    return Pooling(
+        **{"mode": settings.pooling or "mean", **lexical},
+        normalize=bool(settings.normalize),
+        max_length=max_length,
+        lowercase=bool(settings.lowercase),
+        query_prompt=settings.query_prompt or "",
+        document_prompt=settings.document_prompt or "",
+    )
+
+
+def pooling_name(pooling: Pooling) -> str | None:
+    """Returns the value of ``embedding.pooling`` for a pooling; None for weights of words by another formula."""
+    if not pooling.is_lexical:
+        return pooling.mode
+    return LEXICAL_POOLING if (pooling.mode, pooling.num_log1p) == ("max", 1) else None
 
 
 class Similarities(NamedTuple):
@@ -57,12 +78,16 @@ class EmbeddingTask(ColumnFilesTask):
     settings: EmbeddingConfig = field(default_factory=EmbeddingConfig)
     similarity: str = "cosine"
     kind: ClassVar[str] = "embedding"
-    architecture: ClassVar[str] = "Bert"
     answer_type: ClassVar[type] = Embedding
     baseline: str = "chance"
     data_keys: ClassVar[tuple[str, ...]] = (*KEYS, *LONG_TEXT_KEYS, "score_range")
     num_labels = 0
     input_columns = ("text",)
+
+    @property
+    def architecture(self) -> str:  # type: ignore[override]  # follows from the pooling
+        """The encoder, with the MLM head if it computes the weights of words."""
+        return "BertForMaskedLM" if self.settings.is_lexical else "Bert"
 
     @property
     def main_metric(self) -> str:  # type: ignore[override]  # follows from the rows
@@ -88,9 +113,10 @@ class EmbeddingTask(ColumnFilesTask):
                 f"training.tokens_per_batch is {config.training.tokens_per_batch}, but the negatives of {self.name} "
                 "would depend on the lengths of texts: set training.batch_size in its place"
             )
+        similarity = "dot" if config.embedding.is_lexical else "cosine"
         if config.embedding.loss == "same_label":
-            return LabelledTextsTask(name=self.name, data=self.data, settings=config.embedding)
-        return dataclasses.replace(self, settings=config.embedding)
+            return LabelledTextsTask(name=self.name, data=self.data, settings=config.embedding, similarity=similarity)
+        return dataclasses.replace(self, settings=config.embedding, similarity=similarity)
 
     # Files
 

@@ -305,7 +305,8 @@ class TaskLoss:
     Attributes:
         sums: (outputs of the head, batch) -> the loss and counts, each (sum, weight), in the order of ``metrics``.
         weight: batch -> weight of the loss, which depends only on the data.
-        metrics: names of the results of ``sums``: the loss, whose name ends in ``_loss``, and the counts.
+        metrics: names of the results of ``sums``: the loss, whose name ends in ``_loss``, and the counts. Losses of
+            embeddings may have further losses, such as regularizers, with the same weight.
         by_length: whether training batches may group rows of similar lengths. For a mean over a batch's tokens this
             must be False: tokens of short rows would weigh more than tokens of long rows, by the ratio of the lengths.
     """

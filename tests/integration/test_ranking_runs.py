@@ -193,6 +193,7 @@ def test_pairs_with_scores_are_trained_and_scored(tmp_path: Path) -> None:
         ("--embedding.num_negatives=2", "embedding.num_negatives is 2"),
         ("--training.tokens_per_batch=64", "training.tokens_per_batch"),
         ("--embedding.loss=cosent", "embedding.loss cosent"),
+        ("--embedding.pooling=splade", "embedding.matryoshka is [8], but embedding.pooling is splade"),
     ],
 )
 def test_settings_that_do_not_fit_are_named(trained: Trained, argument: str, named: str, tmp_path: Path, fails) -> None:
@@ -212,9 +213,38 @@ def test_every_way_to_train_an_embedding_works(trained: Trained, tmp_path: Path)
             "--training.eval_every=2"]  # fmt: skip
     for name, more in (("lora", ["--lora.rank=2"]), ("frozen", ["--num_frozen_layers=0"]),
                        ("triplet", ["--embedding.loss=triplet"]),
+                       ("taught words", ["--embedding.loss=margin_mse", f"--data.dir={tmp_path}",
+                                         "--embedding.pooling=splade", "--embedding.normalize=null"]),
                        ("teacher", ["--embedding.loss=margin_mse", f"--data.dir={tmp_path}"])):  # fmt: skip
         assert main([*base, f"--output_dir={tmp_path / name}", *more]) == 0
-        assert bert.load(tmp_path / name).embed(["red cat"]).shape == (1, 16)
+        model = bert.load(tmp_path / name)
+        assert model.embed("red cat").shape == (model.config.vocab_size if name == "taught words" else 16,)
+
+
+@of_embeddings
+@pytest.mark.medium
+def test_a_sparse_encoder_is_trained_scored_and_exported(trained: Trained, tmp_path: Path) -> None:
+    """A stronger regularizer leaves fewer words, and dev is scored by inner products, as `search` compares."""
+    options = [option for option in trained.options if "matryoshka" not in option]
+    words = {}
+    for name, weight in (("weak", "1e-4"), ("strong", "1")):
+        more = [f"--embedding.{side}_flops_weight={weight}" for side in ("query", "document")]
+        assert main([*options, "--embedding.pooling=splade", *more, f"--output_dir={tmp_path / name}"]) == 0
+        last = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()][-2:]
+        words[name] = [line["document_words"] for line in last if line["split"] == "train"]
+    assert words["strong"] < words["weak"]
+    run = tmp_path / "weak"
+    results, model = json.loads((run / "results.json").read_text()), bert.load(run)
+    assert results["dev"]["ndcg_at_10"] > results["chance"]["ndcg_at_10"] + 0.2
+    assert model.pooling == Pooling("max", False, 16, False, num_log1p=1, similarity="dot")
+    rows = trained.rows("dev")
+    queries, documents = (model.embed([row[name] for row in rows]) for name in ("query", "positive"))
+    lines = [line.split("\t") for line in (run / "predictions/dev.tsv").read_text().splitlines()]
+    assert lines[0] == ["index", "dot", "rank", "first"]
+    np.testing.assert_allclose(np.sum(queries * documents, axis=1), [float(row[1]) for row in lines[1:]], rtol=1e-4)
+    assert_scores_and_predictions_are_repeated(trained._replace(run=run), model, tmp_path)
+    model.save(tmp_path / "out")
+    np.testing.assert_allclose(bert.load(tmp_path / "out").embed(["red cat"]), model.embed(["red cat"]), atol=1e-5)
 
 
 @of_rerankers

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import bert
+from bert.config import EmbeddingConfig
+from bert.training.finetuning.ranking_losses import embedding_loss
 from tests.real.family_cases import CASES
 from tests.real.hf_models import drawn, torch, transformers
 
@@ -107,22 +112,28 @@ def test_every_module_and_setting_gives_the_same_embeddings(
     np.testing.assert_allclose(ours.embed(many, 4, "query"), theirs.encode(many, prompt_name="query"), atol=1e-5)
 
 
-@pytest.mark.parametrize(("mode", "activation"), [("max", "relu"), ("sum", "relu"), ("max", "log1p_relu")])
-def test_a_sparse_encoder_weights_the_same_words(
-    mode: str, activation: str, library: Any, shared: Path, tmp_path: Path, monkeypatch: Any
-) -> None:
-    """A folder of SparseEncoder, both engines, our export read by it, and the README of the graph."""
+def sparse_encoder(library: Any, shared: Path, folder: Path, mode: str = "max", activation: str = "relu") -> Any:
+    """Writes a sparse encoder with random weights to ``theirs`` in a folder."""
     torch.manual_seed(0)
     tokenizer = transformers.AutoTokenizer.from_pretrained(shared / "models" / "all-MiniLM-L6-v2")
     config = transformers.BertConfig(
         hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, initializer_range=0.1
     )
     for part in (transformers.BertForMaskedLM(config), tokenizer):
-        part.save_pretrained(tmp_path / "mlm")
+        part.save_pretrained(folder / "mlm")
     splade = library.sparse_encoder.modules.SpladePooling(mode, activation)
-    modules = [library.sparse_encoder.modules.MLMTransformer(str(tmp_path / "mlm")), splade]
-    theirs = library.SparseEncoder(modules=modules, prompts={"query": "find this: "}, device="cpu")
-    theirs.save_pretrained(str(tmp_path / "theirs"))
+    modules = [library.sparse_encoder.modules.MLMTransformer(str(folder / "mlm")), splade]
+    model = library.SparseEncoder(modules=modules, prompts={"query": "find this: "}, device="cpu")
+    model.save_pretrained(str(folder / "theirs"))
+    return model
+
+
+@pytest.mark.parametrize(("mode", "activation"), [("max", "relu"), ("sum", "relu"), ("max", "log1p_relu")])
+def test_a_sparse_encoder_weights_the_same_words(
+    mode: str, activation: str, library: Any, shared: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """A folder of SparseEncoder, both engines, our export read by it, and the README of the graph."""
+    theirs = sparse_encoder(library, shared, tmp_path, mode, activation)
     said: list[str] = []
     ours = bert.load(tmp_path / "theirs", said.append)
     assert len(said) == 1, "no setting is reported as not applied"
@@ -144,6 +155,62 @@ def test_a_sparse_encoder_weights_the_same_words(
     code = "".join(block.split("```")[0] for block in blocks)
     exec(code.replace('["one text", "another text"]', "TEXTS"), result)
     np.testing.assert_allclose(result["embeddings"], ours.embed(TEXTS), atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("loss", ["in_batch", "margin_mse"])
+def test_the_loss_of_a_sparse_encoder_is_the_same(loss: str, library: Any, shared: Path, tmp_path: Path) -> None:
+    """The ranking loss, both FLOPS regularizers, and the gradient of the embeddings."""
+    theirs, losses = sparse_encoder(library, shared, tmp_path), library.sparse_encoder.losses
+    random = np.random.default_rng(0)
+    vectors = random.normal(size=(6, 3, 50)).clip(0).astype(np.float32)
+    scores = random.normal(size=(6, 2)).astype(np.float32)
+    ranking = losses.SparseMarginMSELoss(theirs)
+    if loss == "in_batch":
+        ranking = losses.SparseMultipleNegativesRankingLoss(theirs, scale=1.0)
+    columns = [torch.tensor(vectors[:, text], requires_grad=True) for text in range(3)]
+    margins = torch.tensor(scores[:, 0] - scores[:, 1])
+    parts = [ranking.compute_loss_from_embeddings(columns, None if loss == "in_batch" else margins)]
+    flops = losses.FlopsLoss(theirs).compute_loss_from_embeddings
+    parts.append(0.02 * flops(columns[0]) + 0.05 * flops(torch.cat(columns[1:])))
+    sum(parts).backward()
+    batch = {
+        "query_numbers": np.arange(6),
+        "document_numbers": np.arange(12).reshape(6, 2),
+        "weights": np.ones(6, np.float32),
+        "labels": scores,
+    }
+    weights = {"query_flops_weight": 0.02, "document_flops_weight": 0.05}
+    ours = embedding_loss(EmbeddingConfig(loss=loss, pooling="splade", **weights), None)
+
+    def values(vectors: Any) -> tuple[Any, Any]:
+        sums = dict(zip(ours.metrics, ours.sums(vectors.reshape(6, -1), batch), strict=True))
+        found = [total / weight for name, (total, weight) in sums.items() if name.endswith("_loss")]
+        return sum(found), found
+
+    gradient, found = jax.grad(values, has_aux=True)(jnp.asarray(vectors))
+    np.testing.assert_allclose(found, [part.item() for part in parts], rtol=1e-5)
+    expected = np.stack([column.grad.numpy() for column in columns], axis=1)
+    np.testing.assert_allclose(gradient, expected, atol=1e-6)
+
+
+def test_a_trained_sparse_encoder_gives_the_same_embeddings(library: Any, shared: Path, tmp_path: Path) -> None:
+    """Trained on from a published folder, whose pooling and prompt are the defaults, and exported."""
+    sparse_encoder(library, shared, tmp_path)
+    rows = [{"query": f"number {n}", "positive": f"the digits {n} of a number"} for n in range(16)]
+    overrides = {"training.batch_size": 8, "training.steps": 4, "training.epochs": None, "data.max_length": 64,
+                 "optimizer.learning_rate": 1e-2, "training.log_every": 1}  # fmt: skip
+    folder = str(tmp_path / "theirs")
+    run = bert.finetune("embedding", init=folder, train=rows, output_dir=tmp_path / "run", overrides=overrides)
+    assert run.model.pooling == replace(bert.load(folder).pooling, max_length=64)
+    run.model.save(tmp_path / "out")
+    theirs = library.SparseEncoder(str(tmp_path / "out"), device="cpu")
+    for name in (None, "query"):
+        expected = theirs.encode(TEXTS, prompt_name=name, convert_to_sparse_tensor=False).numpy()
+        np.testing.assert_allclose(run.model.embed(TEXTS, prompt=name), expected, atol=1e-4, rtol=1e-5)
+    assert np.abs(run.model.embed(TEXTS) - bert.load(folder).embed(TEXTS)).max() > 1e-2
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    ramp = [line["flops_loss"] for line in lines if line["split"] == "train"]
+    assert ramp[0] == 0 < ramp[1], "the weight grows from 0 over the first third of the steps"
 
 
 def test_an_exported_cross_encoder_ranks_alike(library: Any, shared: Path, tmp_path: Path) -> None:

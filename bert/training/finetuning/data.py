@@ -21,6 +21,10 @@ NUM_GROUPS = 4
 """Maximum number of groups of a batch on a CPU. Other devices need more tokens at once, and have two."""
 
 
+FLOPS_RAMP = 1 / 3
+"""Share of the steps over which the weight of the FLOPS regularizer grows."""
+
+
 @dataclass(frozen=True)
 class FinetuningData:
     """The training batches of a run."""
@@ -38,7 +42,10 @@ def make_loader(setup: Setup, config: FinetuneConfig) -> FinetuningLoader:
         multiple = parallel.row_shares * config.training.gradient_accumulation_steps
         count = NUM_GROUPS if jax.default_backend() == "cpu" else 2
         groups = LengthGroups(data.buckets, data.max_length, multiple, by_rows, (0,) * count)
-    return FinetuningLoader(setup.train, config, parallel.process, batches, groups)
+    ramp = None
+    if task.kind == "embedding" and config.embedding.is_lexical:
+        ramp = round(FLOPS_RAMP * num_train_steps(config.training, len(batches)))
+    return FinetuningLoader(setup.train, config, parallel.process, batches, groups, ramp)
 
 
 def build_data(

@@ -15,7 +15,7 @@ from flax import traverse_util
 from tokenizers import Tokenizer
 
 from bert.config import Decoding, EmbeddingConfig, FinetuneConfig
-from bert.config.options import PoolingMode
+from bert.config.options import LEXICAL_POOLING, PoolingMode
 from bert.data.encoding import target_boundaries
 from bert.errors import UserError, WarningText
 from bert.inference.load import architecture_of
@@ -28,6 +28,7 @@ from bert.model.reductions import pool_windows
 from bert.parallel.backends import Parallelism
 from bert.tasks import register_task
 from bert.tasks.base import Task
+from bert.tasks.embedding import pooling_name
 from bert.training.finetuning.contrastive import contrastive_loss, row_vectors
 from bert.training.finetuning.distillation import TEACHER_LOSSES, make_distilled_loss
 from bert.training.finetuning.evaluation import Evaluator, SequenceEvaluator, TaskEvaluator
@@ -155,28 +156,34 @@ def _resolve_pooling(config: FinetuneConfig, declared: Pooling | None, name: str
     """Replaces null in ``embedding`` by the pooling that the initial model declares.
 
     Raises:
-        UserError: ``embedding.pooling`` is null and the declared mode cannot be trained.
+        UserError: ``embedding.pooling`` is null and the declared mode cannot be trained, or a key does not fit it.
     """
     settings: EmbeddingConfig = config.embedding
     pooling = Pooling(normalize=True) if declared is None else declared
-    if settings.pooling is None and (pooling.is_lexical or pooling.mode not in TRAINED_POOLING_MODES):
+    mode = settings.pooling or pooling_name(pooling)
+    if mode not in TRAINED_POOLING_MODES:
         pooled = f"the {pooling.mode} of masked-LM logits" if pooling.is_lexical else pooling.mode
         raise UserError(
             f"{name} pools by {pooled}, which is not trained: set embedding.pooling to one of "
             f"{', '.join(TRAINED_POOLING_MODES)}"
         )
+    similarity = "dot" if mode == LEXICAL_POOLING else "cosine"
     left_out = {
         "its Dense modules": pooling.dense,
         f"truncate_dim {pooling.truncate_dim}": pooling.truncate_dim,
         "include_prompt false": not pooling.include_prompt,
         f"default prompt {pooling.default_prompt!r}": pooling.default_prompt,
-        f"similarity {pooling.similarity} (the losses compare by cosine)": pooling.similarity != Pooling.similarity,
+        f"similarity {pooling.similarity} (the losses compare by {similarity})": pooling.similarity
+        not in (similarity, Pooling.similarity),
     }
     if names := [part for part, is_declared in left_out.items() if is_declared]:
         log(WarningText(f"{name}: {', '.join(names)}: not part of the model that is trained"))
-    defaults = {"pooling": pooling.mode, **{key: getattr(pooling, key) for key in POOLING_KEYS}}
+    defaults = {"pooling": mode, **{key: getattr(pooling, key) for key in POOLING_KEYS}}
+    defaults["normalize"] = pooling.normalize and mode != LEXICAL_POOLING
     unset: dict[str, Any] = {key: value for key, value in defaults.items() if getattr(settings, key) is None}
-    return dataclasses.replace(config, embedding=dataclasses.replace(settings, **unset))
+    settings = dataclasses.replace(settings, **unset)
+    settings.check()
+    return dataclasses.replace(config, embedding=settings)
 
 
 # Sequence to sequence

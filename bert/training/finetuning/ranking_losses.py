@@ -18,6 +18,9 @@ from bert.parallel.backends import gather_rows_if_axis, psum_if_axis
 from bert.training.length_groups import SequenceOutputs, apply_to_groups, groups_of
 from bert.training.losses import Apply, Batch, Loss, TaskLoss, WeightedSum, WeightedSums, expected_rows
 
+LEXICAL_METRICS = ("flops_loss", "query_words", "document_words")
+"""Names of the results of `lexical_sums`."""
+
 FLOAT_MIN = jnp.finfo(jnp.float32).min
 """Logit of an entry that is excluded from a softmax."""
 
@@ -29,23 +32,25 @@ def embedding_loss(settings: EmbeddingConfig, axis: str | None, maximum: bool = 
         axis: name of the device axis over which the rows of a batch are sharded; None if an array has all rows.
         maximum: of texts with windows, use the maximum over the windows instead of the mean.
     """
-    losses: dict[str, tuple[str, Callable[..., tuple[WeightedSum, ...]]]] = {
-        "in_batch": ("in_batch_loss", partial(in_batch_loss, temperature=settings.temperature, axis=axis)),
-        "triplet": ("triplet_loss", partial(triplet_loss, margin=settings.margin)),
-        "margin_mse": ("margin_mse_loss", partial(margin_mse_loss, temperature=settings.temperature)),
-        "same_label": ("same_label_loss", partial(same_label_loss, temperature=settings.temperature, axis=axis)),
-        "cosent": ("cosent_loss", partial(cosent_loss, temperature=settings.temperature, axis=axis)),
-        "cosine": ("cosine_loss", cosine_loss),
+    losses: dict[str, Callable[..., tuple[WeightedSum, ...]]] = {
+        "in_batch": partial(in_batch_loss, temperature=settings.divisor, axis=axis),
+        "triplet": partial(triplet_loss, margin=settings.margin),
+        "margin_mse": partial(margin_mse_loss, temperature=settings.divisor),
+        "same_label": partial(same_label_loss, temperature=settings.divisor, axis=axis),
+        "cosent": partial(cosent_loss, temperature=settings.divisor, axis=axis),
+        "cosine": cosine_loss,
     }
-    name, one = losses[settings.loss]
-    widths = settings.matryoshka or ()
+    one, widths = losses[settings.loss], settings.matryoshka or ()
     has_accuracy = settings.loss in ("in_batch", "triplet", "same_label")
+    names = (f"{settings.loss}_loss", "accuracy") if has_accuracy else (f"{settings.loss}_loss",)
 
     def sums(outputs: SequenceOutputs | Array, batch: Batch) -> tuple[WeightedSum, ...]:
         if isinstance(outputs, SequenceOutputs):
             outputs = outputs.of_rows(batch, axis, maximum, bool(settings.normalize))
         texts = 1 + batch["document_numbers"].shape[-1] if "document_numbers" in batch else 1
         embeddings = outputs.reshape(len(outputs), texts, -1)
+        if settings.is_lexical:
+            return *one(embeddings, batch), *lexical_sums(embeddings, batch, settings, axis)
         (total, weight), *counts = one(normalized(embeddings), batch)
         cut = [one(normalized(embeddings[..., :width]), batch)[0][0] for width in widths]
         return (sum(cut, total) / (1 + len(cut)), weight), *counts
@@ -53,7 +58,7 @@ def embedding_loss(settings: EmbeddingConfig, axis: str | None, maximum: bool = 
     return TaskLoss(
         sums,
         lambda batch: jnp.sum(batch["weights"]),
-        (name, "accuracy") if has_accuracy else (name,),
+        (*names, *LEXICAL_METRICS) if settings.is_lexical else names,
         # In batches of similar lengths, the negatives would not be a random sample of the documents.
         by_length=settings.loss in ("cosine", "triplet", "margin_mse"),
     )
@@ -65,6 +70,35 @@ def normalized(embeddings: Float[Array, "*places D"]) -> Float[Array, "*places D
     return embeddings * jax.lax.rsqrt(jnp.maximum(squares, 1e-24))
 
 
+def lexical_sums(
+    embeddings: Float[Array, "B texts V"], batch: Batch, settings: EmbeddingConfig, axis: str | None
+) -> tuple[WeightedSum, ...]:
+    """Computes the sums of `LEXICAL_METRICS`: the FLOPS regularizer, and the nonzero weights per query and document.
+
+    The regularizer of N texts is the sum over the vocabulary of the squared mean weight (Paria et al. 2020, section 4;
+    Formal et al. 2021). Like `cosent_loss`, it is one number per batch, weighted by rows. The texts of a row after the
+    first one are documents.
+
+    Args:
+        batch: has ``flops_ramp`` [B], the share of the regularizer's weight in this step, in training batches.
+    """
+    weights = batch["weights"]
+    rows, is_query = jnp.sum(weights), (weights > 0)[:, None]
+    is_document = is_query & (batch["document_numbers"] >= 0) if "document_numbers" in batch else is_query[:, 1:]
+    loss, counts = jnp.zeros(()), []
+    for factor, vectors, is_there in (
+        (settings.query_flops_weight, embeddings[:, :1], is_query),
+        (settings.document_flops_weight, embeddings[:, 1:], is_document),
+    ):
+        mask = is_there.astype(jnp.float32)
+        sums = (jnp.einsum("btv,bt->v", vectors, mask)[None], jnp.sum(mask)[None])
+        totals, texts = (jnp.sum(array, axis=0) for array in gather_rows_if_axis(sums, axis))
+        loss += factor * jnp.sum(jnp.square(totals / jnp.maximum(texts, 1)))
+        counts.append((jnp.sum(jnp.count_nonzero(vectors, axis=-1) * mask), jnp.sum(mask)))
+    ramp = batch["flops_ramp"][0] if "flops_ramp" in batch else 1.0
+    return (loss * ramp * rows, rows), *counts
+
+
 def in_batch_loss(
     embeddings: Float[Array, "B texts D"], batch: Batch, temperature: float, axis: str | None
 ) -> tuple[WeightedSum, ...]:
@@ -74,7 +108,8 @@ def in_batch_loss(
     with the same text as the positive, and positives of rows with the same query, are not used as negatives.
 
     Args:
-        embeddings: [B, 1 + C, D] vectors of length 1: the query, its positive and its negatives.
+        embeddings: [B, 1 + C, D], the query, its positive and its negatives: vectors of length 1, so that inner
+            products are cosines, or weights of words.
         batch: has ``query_numbers`` [B], ``document_numbers`` [B, C] (-1 for none), and ``weights`` [B].
     """
     queries, positives = embeddings[:, 0], embeddings[:, 1]
@@ -219,10 +254,14 @@ def make_embedding_loss(loss: TaskLoss, apply: Apply) -> Loss:
             return SequenceOutputs(apply(params, micro, dropout), numbers)
 
         outputs = _map_micro_batches(encode, batch)
-        (name, first), *counts = zip(loss.metrics, loss.sums(outputs, _joined(batch)), strict=True)
-        return {name: first}, dict(counts)
+        sums = dict(zip(loss.metrics, loss.sums(outputs, _joined(batch)), strict=True))
+        return {name: sums.pop(name) for name in losses}, sums
 
-    return Loss(forward, lambda batch: {loss.metrics[0]: loss.weight(batch)}, loss.metrics, over_micro_batches=True)
+    def weights(batch: Batch) -> dict[str, Array]:
+        return dict.fromkeys(losses, loss.weight(batch))
+
+    losses = [name for name in loss.metrics if name.endswith("_loss")]
+    return Loss(forward, weights, loss.metrics, over_micro_batches=True)
 
 
 def _map_micro_batches(encode: Callable[[Batch], SequenceOutputs], batch: Batch) -> SequenceOutputs:

@@ -16,6 +16,7 @@ from bert.data.rows import TOKEN_ARRAYS, number_texts
 from bert.model.dropout import Dropout
 from bert.model.heads import BertForEmbedding, BertForMultipleChoice
 from bert.model.pooling import Pooling
+from bert.model.pretraining import BertForMaskedLM
 from bert.model.reductions import pool
 from bert.parallel.backends import MeshParallel, Parallelism, PmapParallelism
 from bert.training.finetuning.kinds import TRAINED_POOLING_MODES
@@ -33,11 +34,13 @@ from tests.tiny_training import assert_same_gradients
 T, B, C = 8, 16, 3
 CONFIG = ModelConfig(61, 16, 1, 2, 32, max_position_embeddings=T, initializer_range=0.3)
 MODEL = BertForEmbedding(CONFIG)
+SPLADE = BertForEmbedding(CONFIG, pooling="splade")
+FLOPS = {"pooling": "splade", "query_flops_weight": 0.5, "document_flops_weight": 0.25}
 
 
 @functools.cache
-def initial_params() -> Any:
-    return jax.jit(MODEL.init)(jax.random.key(0), jnp.zeros((1, T), jnp.int32))["params"]
+def initial_params(model: BertForEmbedding = MODEL) -> Any:
+    return jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, T), jnp.int32))["params"]
 
 
 def batch_of(rows: int = B) -> dict[str, np.ndarray]:
@@ -214,7 +217,48 @@ def test_matryoshka_is_the_mean_over_widths(loss: str) -> None:
     assert nested[2:] == sums_of(vectors, batch, loss=loss)[2:], "the accuracy is that of the whole embedding"
 
 
-@pytest.mark.parametrize("mode", TRAINED_POOLING_MODES)
+def test_flops_are_squares_of_the_mean_weight_of_each_word() -> None:
+    """The rows and documents that only fill the batch do not count, and the ranking loss compares inner products."""
+    vectors, batch = embeddings_and_batch()
+    vectors, rows = np.maximum(vectors, 0), np.flatnonzero(batch["weights"])
+    documents = [
+        vectors[row, 1 + place] for row in rows for place in range(C) if batch["document_numbers"][row, place] >= 0
+    ]
+    expected = 0.5 * np.sum(np.mean(vectors[rows, 0], axis=0) ** 2) + 0.25 * np.sum(np.mean(documents, axis=0) ** 2)
+    settings = {**FLOPS, "loss": "margin_mse"}
+    batch["labels"] = np.zeros((B, C), np.float32)
+    assert embedding_loss(EmbeddingConfig(**settings), None).metrics[1:] == (
+        "flops_loss",
+        "query_words",
+        "document_words",
+    )
+    total, weight, flops, flops_weight, *words = sums_of(vectors, batch, **settings)
+    assert (flops / flops_weight, flops_weight, weight) == (pytest.approx(expected, rel=1e-5), 14, 14)
+    assert words == [np.count_nonzero(vectors[rows, 0]), 14, np.count_nonzero(documents), len(documents)]
+    products = np.einsum("bd,bcd->bc", vectors[:, 0], vectors[:, 1:])
+    errors = [
+        np.mean(
+            [(products[row, 0] - products[row, c]) ** 2 for c in range(1, C) if batch["document_numbers"][row, c] >= 0]
+        )
+        for row in rows
+        if (batch["document_numbers"][row, 1:] >= 0).any()
+    ]
+    assert total == pytest.approx(np.sum(errors), rel=1e-5)
+    assert sums_of(vectors, {**batch, "flops_ramp": np.full(B, 0.25)}, **settings)[2] == pytest.approx(flops / 4)
+
+
+@pytest.mark.medium
+def test_words_that_are_trained_are_those_that_embed_computes() -> None:
+    flat = [batch_of()[name].reshape(-1, T) for name in TOKEN_ARRAYS]
+    variables = {"params": initial_params(SPLADE)}
+    logits = jax.jit(BertForMaskedLM(CONFIG).apply)(variables, *flat)
+    expected = Pooling("max", num_log1p=1)(np.asarray(logits), flat[2])
+    found = np.asarray(jax.jit(SPLADE.apply)(variables, *flat))
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    assert 0.1 < np.mean(found == 0) < 0.9
+
+
+@pytest.mark.parametrize("mode", [mode for mode in TRAINED_POOLING_MODES if mode != "splade"])
 def test_what_is_trained_is_what_embed_computes(mode: str) -> None:
     random = np.random.default_rng(0)
     states = random.normal(size=(5, T, 6)).astype(np.float32)
@@ -233,13 +277,14 @@ PARALLEL = {
 def gradients(place: str, micro_batches: int, loss: str) -> tuple[Any, Any]:
     """Gradients of a batch with dropout, and its losses."""
     parallel: Parallelism = PARALLEL[place]()
+    model, settings = MODEL, EmbeddingConfig(loss=loss, temperature=0.3, matryoshka=[4])
+    if loss == "splade":
+        model, settings = SPLADE, EmbeddingConfig(temperature=3.0, **FLOPS)
 
     def apply(params: Any, batch: Any, dropout: Dropout | None) -> Any:
-        return embed(MODEL, {"params": params}, batch, dropout)
+        return embed(model, {"params": params}, batch, dropout)
 
-    objective = make_embedding_loss(
-        embedding_loss(EmbeddingConfig(loss=loss, temperature=0.3, matryoshka=[4]), parallel.axis), apply
-    )
+    objective = make_embedding_loss(embedding_loss(settings, parallel.axis), apply)
     step = parallel.compile(
         lambda params, batch: compute_gradients(
             params, batch, objective, lambda rows: Dropout.for_step(3, 5, rows), parallel.axis
@@ -247,13 +292,13 @@ def gradients(place: str, micro_batches: int, loss: str) -> tuple[Any, Any]:
     )
     batch = labelled(batch_of()) if loss == "same_label" else batch_of()
     batch = LengthGroups([5], T, parallel.row_shares * micro_batches, False, (0,) * 4).divide_sequences(batch)
-    grads, sums = step(parallel.put_state(initial_params()), parallel.shard_batch(batch, micro_batches))
+    grads, sums = step(parallel.put_state(initial_params(model)), parallel.shard_batch(batch, micro_batches))
     return parallel.to_host(grads), parallel.to_host(sums)
 
 
 @pytest.mark.medium
 @pytest.mark.parametrize(
-    "loss", ["in_batch", *(pytest.param(loss, marks=pytest.mark.slow) for loss in ("cosent", "same_label"))]
+    "loss", ["in_batch", *(pytest.param(loss, marks=pytest.mark.slow) for loss in ("cosent", "same_label", "splade"))]
 )
 @pytest.mark.parametrize(
     ("place", "micro_batches"),
