@@ -48,6 +48,7 @@ def main() -> None:
     parser.add_argument("--sentences", type=int, default=1500)
     parser.add_argument("--batch_size", type=int, default=32)
     parser.add_argument("--words", choices=list(WORDS), nargs="+", default=list(WORDS), help="length of the texts")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of ours and PyTorch's")
     parser.add_argument("--peer_python", default=sys.executable)
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
     parser.add_argument("--worker", nargs=2, metavar=("SIDE", "EXPORT"), help=argparse.SUPPRESS)
@@ -62,12 +63,12 @@ def main() -> None:
 
             bert.load(given.model).save(exported, format="onnx")
         common = [__file__, str(given.model), "--sentences", str(given.sentences), "--words", *given.words]
-        common += ["--batch_size", str(given.batch_size), "--worker"]
+        common += ["--batch_size", str(given.batch_size), "--dtype", given.dtype, "--worker"]
         sides = {side: [*common, side, str(exported)] for side in given.sides}
         environment = {"HF_HUB_OFFLINE": "1", "BERT_COMPILATION_CACHE": "off"}
         found = in_turns(sides, given, environment, dict.fromkeys(PEERS, given.peer_python))
     print(found["hardware"], found["versions"])
-    keys = (*(f"{kind}_per_second" for kind in given.words), "p50_ms", "memory_mb", "first_seconds")
+    keys = (*(f"{kind}_per_second" for kind in given.words), "p50_ms", "memory_mb", "load_seconds", "first_seconds")
     print(table(found, keys, given.sides[0]))
 
 
@@ -97,9 +98,10 @@ def measured(given: argparse.Namespace) -> dict[str, float]:
         "sentence-transformers": sentence_transformers,
         "transformers": transformers,
         "onnxruntime": onnxruntime,
-    }[side](given.model, Path(exported), given.batch_size)
+    }[side](given, Path(exported))
+    result = {"load_seconds": time.perf_counter() - start}
     encode(first_texts)
-    result = {"first_seconds": time.perf_counter() - start}
+    result["first_seconds"] = time.perf_counter() - start
     for kind, some in texts.items():
         encode(some)
         start = time.perf_counter()
@@ -120,67 +122,73 @@ def latency(encode: Encode, text: str) -> float:
     return (time.perf_counter() - start) * 1e3
 
 
-def ours(model: Path, exported: Path, batch_size: int) -> Encode:
+def ours(given: argparse.Namespace, exported: Path) -> Encode:
     """Embeds with `bert.load(...).embed`."""
     import bert
     from bert.runtime.compilation_cache import use_compilation_cache
 
     use_compilation_cache()
-    loaded = bert.load(model)
-    return lambda texts: loaded.embed(texts, batch_size)
+    loaded = bert.load(given.model, dtype=given.dtype)
+    return lambda texts: loaded.embed(texts, given.batch_size)
 
 
-def engine(model: Path, exported: Path, batch_size: int) -> Encode:
+def engine(given: argparse.Namespace, exported: Path) -> Encode:
     """Embeds with `bert.load(..., engine="onnxruntime").embed`."""
     import bert
 
-    loaded = bert.load(model, engine="onnxruntime")
-    return lambda texts: loaded.embed(texts, batch_size)
+    loaded = bert.load(given.model, engine="onnxruntime")
+    return lambda texts: loaded.embed(texts, given.batch_size)
 
 
-def int8(model: Path, exported: Path, batch_size: int) -> Encode:
+def int8(given: argparse.Namespace, exported: Path) -> Encode:
     """Embeds with weights of 8 bits in ONNX Runtime."""
     import bert
 
-    loaded = bert.load(model, engine="onnxruntime", dtype="int8")
-    return lambda texts: loaded.embed(texts, batch_size)
+    loaded = bert.load(given.model, engine="onnxruntime", dtype="int8")
+    return lambda texts: loaded.embed(texts, given.batch_size)
 
 
-def all_states(model: Path, exported: Path, batch_size: int) -> Encode:
+def all_states(given: argparse.Namespace, exported: Path) -> Encode:
     """Embeds with `bert.load(...).encode`."""
     import bert
 
-    loaded = bert.load(model)
+    loaded = bert.load(given.model, dtype=given.dtype)
 
     def encode(texts: list[str]) -> np.ndarray:
-        return loaded.encode(texts, batch_size).embeddings
+        return loaded.encode(texts, given.batch_size).embeddings
 
     return encode
 
 
-def sentence_transformers(model: Path, exported: Path, batch_size: int) -> Encode:
+def sentence_transformers(given: argparse.Namespace, exported: Path) -> Encode:
     """Embeds with sentence-transformers' `encode`."""
+    import torch
     from sentence_transformers import SentenceTransformer
 
-    loaded = SentenceTransformer(str(model), device="cpu")
-    return lambda texts: loaded.encode(texts, batch_size=batch_size, show_progress_bar=False)
+    settings = {"dtype": getattr(torch, given.dtype)}
+    loaded = SentenceTransformer(str(given.model), device="cpu", model_kwargs=settings)
+    return lambda texts: loaded.encode(texts, batch_size=given.batch_size, show_progress_bar=False)
 
 
-def transformers(model: Path, exported: Path, batch_size: int) -> Encode:
+def transformers(given: argparse.Namespace, exported: Path) -> Encode:
     """Embeds with transformers and SDPA: normalized mean of the tokens."""
     import torch
     from transformers import AutoModel
 
-    loaded = AutoModel.from_pretrained(model).eval()
+    loaded = AutoModel.from_pretrained(given.model, dtype=getattr(torch, given.dtype)).eval()
 
     def forward(batch: dict[str, np.ndarray]) -> np.ndarray:
         with torch.inference_mode():
-            return loaded(**{name: torch.from_numpy(array) for name, array in batch.items()}).last_hidden_state.numpy()
+            return (
+                loaded(**{name: torch.from_numpy(array) for name, array in batch.items()})
+                .last_hidden_state.float()
+                .numpy()
+            )
 
-    return _batched(model, batch_size, forward)
+    return _batched(given.model, given.batch_size, forward)
 
 
-def onnxruntime(model: Path, exported: Path, batch_size: int) -> Encode:
+def onnxruntime(given: argparse.Namespace, exported: Path) -> Encode:
     """Embeds with our export."""
     from onnxruntime import InferenceSession, SessionOptions
 
@@ -191,8 +199,8 @@ def onnxruntime(model: Path, exported: Path, batch_size: int) -> Encode:
     outputs = [one.name for one in session.get_outputs()]
     wanted = ["last_hidden_state"] if "last_hidden_state" in outputs else outputs[:1]
     return _batched(
-        model,
-        batch_size,
+        given.model,
+        given.batch_size,
         lambda batch: session.run(wanted, {name: batch[name].astype(type_) for name, type_ in types.items()})[0],
     )
 

@@ -29,13 +29,15 @@ def test_a_run_logs_its_steps_and_resumes_exactly(corpus: Path, tmp_path: Path) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("devices", "micro_batches"), [(8, 1), (2, 4)])
-def test_devices_and_micro_batches_do_not_matter(devices: int, micro_batches: int) -> None:
+@pytest.mark.parametrize(("devices", "micro_batches", "mesh"), [(8, 1, None), (2, 4, None), (8, 2, (2, 2, 2))])
+def test_devices_and_micro_batches_do_not_matter(
+    devices: int, micro_batches: int, mesh: tuple[int, int, int] | None
+) -> None:
     model = BertForPreTraining(dataclasses.replace(CONFIG, layer_groups=1, halting=0.5))
     objective = with_ponder_loss(lambda model: make_pretraining_loss(model.apply), model, 0.5)
     params = jax.jit(model.init)(jax.random.key(0), np.zeros((1, 8), np.int32))["params"]
     expected, expected_sums = sharded_gradients(objective, params, batch_of(0), 1, 1)
-    grads, sums = sharded_gradients(objective, params, batch_of(0), devices, micro_batches)
+    grads, sums = sharded_gradients(objective, params, batch_of(0), devices, micro_batches, mesh)
     assert_same_gradients(grads, expected)
     for name, pair in expected_sums.items():
         np.testing.assert_allclose(sums[name], pair, rtol=2e-6, err_msg=name)
