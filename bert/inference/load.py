@@ -196,8 +196,9 @@ def _find_adapter(adapter: str | os.PathLike[str], base: Path) -> Path:
 
 def share_arrays(model: Pretrained, base: Pretrained) -> Pretrained:
     """Returns the model with the arrays of ``base``, on the host and on the device, wherever they are equal."""
-    import jax
     from flax import traverse_util
+
+    from bert.inference.compiled import put_params
 
     own, others = (traverse_util.flatten_dict(each.params) for each in (model, base))
     equal = {path for path, array in own.items() if path in others and np.array_equal(array, others[path])}
@@ -207,7 +208,7 @@ def share_arrays(model: Pretrained, base: Pretrained) -> Pretrained:
     )
     on_device = traverse_util.flatten_dict(base._device_params)
     placed = {path: on_device[path] if path in equal else own[path] for path in own}
-    shared.__dict__["_device_params"] = jax.device_put(traverse_util.unflatten_dict(placed))
+    shared.__dict__["_device_params"] = put_params(traverse_util.unflatten_dict(placed), base._jax_dtype)
     return shared
 
 

@@ -382,10 +382,10 @@ class Pretrained(ModelBundle):
 
     @cached_property
     def _device_params(self) -> Params:
-        import jax
+        from bert.inference.compiled import put_params
 
         require_no_fork()
-        return jax.device_put(self.params)
+        return put_params(self.params, self._jax_dtype)
 
     @property
     def _jax_dtype(self) -> Any:

@@ -5,6 +5,7 @@ import json
 import shutil
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -62,6 +63,10 @@ def test_bfloat16_computes_nearly_the_same(finetuned: Path) -> None:
     np.testing.assert_allclose(*likely, atol=0.02)
     encoded = [model.apply(**model.tokenize(TEXTS), method=encode) for model in (exact, rounded)]
     assert [result.pooled_output.dtype for result in encoded] == [jnp.float32, jnp.bfloat16]
+    unrounded = bert.load(finetuned, dtype="bfloat16")
+    unrounded.__dict__["_device_params"] = jax.device_put(unrounded.params)
+    np.testing.assert_array_equal(unrounded.embed(TEXTS), embeddings[1])
+    assert unrounded.predict(["ba ko", "ri"]) == answers[1]
     with pytest.raises(bert.UserError, match="dtype is 'float64': use float32 or bfloat16"):
         bert.load(finetuned, dtype="float64")
 
