@@ -165,6 +165,7 @@ OPTIONS = {
         **{"attention_output_bias": False, "intermediate_bias": False},
     },
     "pooler of the mean": {"pooler_type": "transform", "pooler_input": "mean"},
+    "convolution": {"conv_kernel_size": 3},
     "shared layers": {"layer_groups": 1},
     "step embeddings": {"step_embedding": True},
     "halting": {"halting": 0.01},

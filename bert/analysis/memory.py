@@ -42,7 +42,7 @@ def activation_bytes(
     input of the output layer, here with the width of the heads. Fused attention kernels do not have the last term. All
     others repeat keys and values for the heads of queries that share them. With full rematerialization, each layer
     keeps 2 s h, except for the layer being computed. The formula assumes
-    16-bit activations and a feed-forward width of 4 h; it excludes embeddings, logits and gradients.
+    16-bit activations and a feed-forward width of 4 h; it excludes embeddings, the convolution, logits and gradients.
 
     Args:
         length: s.

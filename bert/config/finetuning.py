@@ -407,6 +407,7 @@ class FinetuneConfig:
 
     def check_model(self) -> None:
         """Raises UserError if the model, whose sizes are known now, does not fit the other settings."""
+        self.model.check()  # the sizes of init and the keys of the decoder
         if self.language_model_weight and not self.model.causal:
             fix = "remove it, or set init to a causal model"
             raise conflict(self, "language_model_weight", "model.causal", fix)

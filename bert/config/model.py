@@ -185,6 +185,9 @@ class ModelConfig:
     gated_feed_forward: bool = False
     """Multiply the activated feed-forward layer elementwise by a second one of the same width (Shazeer 2020): GeGLU
     with hidden_act gelu, SwiGLU with silu."""
+    conv_kernel_size: Positive | None = None
+    """Number of tokens, odd, in the kernel of a convolution over the embeddings. Its output, after hidden_act, is added
+    to the output of the first layer; 3 in DeBERTa-v2's larger models. null: no convolution."""
     layer_groups: Positive | None = None
     """Number of groups of consecutive layers that share parameters; must divide num_hidden_layers. 1: all layers share
     one set, as in ALBERT (Lan et al. 2019). null: each layer has its own."""
@@ -244,6 +247,7 @@ class ModelConfig:
             self.without_decoder,
             vocab_size=self.decoder_vocab_size or self.vocab_size,
             token_dropout_id=None,
+            conv_kernel_size=None,
             num_hidden_layers=self.decoder_layers or self.num_hidden_layers,
         )
 
@@ -399,6 +403,7 @@ class ModelConfig:
             raise conflict(self, "model.prediction_transform", "model.embedding_size", fix)
         self._check_positions()
         self._check_norms()
+        self._check_convolution()
         self._check_groups("num_hidden_layers", self.num_hidden_layers)
         self._check_decoder()
 
@@ -495,6 +500,18 @@ class ModelConfig:
             raise conflict(self, "model.token_dropout_id", "model.causal", fix)
         if self.vocab_size is not None and self.token_dropout_id >= self.vocab_size:
             raise conflict(self, "model.token_dropout_id", "model.vocab_size", "set it to the id of a token")
+
+    def _check_convolution(self) -> None:
+        size, limit = self.conv_kernel_size, 2 * self.max_position_embeddings - 1
+        if size is None:
+            return
+        if size % 2 == 0 or size > limit:
+            raise UserError(f"model.conv_kernel_size is {size}: set it to an odd number of at most {limit}")
+        others = {key: getattr(self, key) for key in ("causal", "memory_length")}
+        others["share_decoder"] = self.share_decoder == "all"
+        if other := next((key for key, is_set in others.items() if is_set), None):
+            fix = "remove one of the two, since a convolution reads the tokens on both sides, in the same row"
+            raise conflict(self, "model.conv_kernel_size", f"model.{other}", fix)
 
     def _check_groups(self, key: str, layers: int) -> None:
         if self.layer_groups is None:

@@ -282,11 +282,14 @@ class PretrainConfig:
                 )
 
     def _check_direction(self) -> None:
-        """Raises UserError if model.causal does not fit training.objective."""
+        """Raises UserError if the tokens that the model reads do not fit training.objective."""
         is_causal = self.training.objective == "clm"
         if is_causal != self.model.causal:
             fix = "set model.causal to true for clm, and to false for all other objectives"
             raise conflict(self, "model.causal", "training.objective", fix)
+        if self.model.conv_kernel_size is not None and self.training.objective == "plm":
+            fix = "remove the convolution, since it would read the tokens that are predicted"
+            raise conflict(self, "model.conv_kernel_size", "training.objective", fix)
         if self.training.label_smoothing and not is_causal:
             raise conflict(self, "training.label_smoothing", "training.objective", "remove it, only clm uses it")
 

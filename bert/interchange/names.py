@@ -65,6 +65,8 @@ ENCODER_MODULES = {
     f"{LAYER}/output": "dense",
     f"{LAYER}/output_norm": "norm",
     "bert/encoder/norm": "norm",
+    "bert/encoder/convolution": "dense",
+    "bert/encoder/convolution/norm": "norm",
     "bert/encoder/relative_attention_bias": "table",
     "bert/encoder/relative_attention_embeddings": "table",
     "bert/encoder/relative_attention_norm": "norm",

@@ -33,7 +33,7 @@ from bert.model.array_types import Array, Dtype, PaddingMask
 from bert.model.attention import LayerCache, Memory
 from bert.model.dropout import Dropout, maybe_dropout
 from bert.model.halting import Halting, halting_probabilities
-from bert.model.layers import Layer, LayerExecution, LayerStates, remat, scan_layers
+from bert.model.layers import Convolution, Layer, LayerExecution, LayerStates, remat, scan_layers
 from bert.model.linear import ACTIVATIONS, Transform, hidden_dense, layer_norm, truncated_normal_init
 from bert.model.mask import Mask, Packing, make_mask
 from bert.model.positions import (
@@ -213,8 +213,9 @@ class Encoder(nn.Module):
             memory = memory.replace(mask=memory.mask.to_pairs(x.shape[1], memory.hidden_states.shape[1]))
 
         scans = self.execution.scan and only_rows and not self.is_initializing()
-        # A first layer without LayerNorm differs from the others, so it stays outside the loop.
-        num_unrolled = int(not config.first_layer_norm) if scans else config.num_hidden_layers
+        # A first layer that differs from the others stays outside the loop, with the layers that share its parameters.
+        first_differs = not config.first_layer_norm or config.conv_kernel_size is not None
+        num_unrolled = first_differs * config.layers_per_group if scans else config.num_hidden_layers
         layer_class = remat(Layer, self.execution.remat, in_loop=False)
         groups = [
             layer_class(config, self.dtype, kernel, group > 0 or config.first_layer_norm, name=f"layer_{group}")
@@ -229,6 +230,9 @@ class Encoder(nn.Module):
             earlier = None if segment is None else segment.of_layer(number, inputs.dtype)
             output, layer_states = layer(inputs, context.mask, source, memory, layer_cache, context.positions, earlier)
             all_inputs.append(inputs)
+            if number == 0 and config.conv_kernel_size is not None:
+                convolution = remat(Convolution, self.execution.remat, in_loop=False)
+                output = convolution(config, self.dtype, name="convolution")(output, x, mask, dropout)
             x, halting = halt(x, output, halting, number)
             hidden_states.append(x)
             states.append(layer_states)

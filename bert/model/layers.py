@@ -1,5 +1,5 @@
-"""One layer of the encoder (attention and feed-forward, each with a residual connection and LayerNorm), and how the
-layers run: attention kernel, rematerialization, and scanning over stacked parameters.
+"""One layer of the encoder (attention and feed-forward, each with a residual connection and LayerNorm), the convolution
+after the first one, and how the layers run: attention kernel, rematerialization, and scanning over stacked parameters.
 
 Shapes as in `bert.model.encoder`.
 """
@@ -14,14 +14,24 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from flax import struct
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Float
 
 from bert.config import ModelConfig, TrainingConfig
-from bert.errors import UserError
+from bert.errors import UserError, require
 from bert.model.array_types import Array, Dtype
 from bert.model.attention import LayerCache, Memory
 from bert.model.dropout import Dropout, maybe_dropout
-from bert.model.linear import ACTIVATIONS, LINEAR_OUTPUT, LayerNorm, hidden_dense, layer_norm, residual_dense
+from bert.model.linear import (
+    ACTIVATIONS,
+    LINEAR_OUTPUT,
+    LayerNorm,
+    hidden_dense,
+    layer_norm,
+    linear,
+    residual_dense,
+    truncated_normal_init,
+)
 from bert.model.mask import Mask
 from bert.model.multi_head import Attention
 from bert.model.positions import Positions
@@ -261,3 +271,47 @@ class Layer(nn.Module):
         """Adds a sublayer's output to the residual stream. With post-LN, normalizes the sum."""
         x = x + sublayer_output
         return x if self.config.pre_layer_norm else norm(x)
+
+
+class Convolution(nn.Module):
+    """Adds a convolution over the embeddings to the output of the first layer, with a residual connection.
+
+    Dropout, the activation and LayerNorm are placed as in DeBERTa-v2 (transformers, modeling_deberta_v2.py, ConvLayer),
+    or LayerNorm is before the convolution (pre-LN). Padding and other examples of a packed row are read as zeros.
+    """
+
+    config: ModelConfig
+    dtype: Dtype = jnp.float32
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        embeddings: Float[Array, "B T D"],
+        mask: Mask,
+        dropout: Dropout | None = None,
+    ) -> Float[Array, "B T D"]:
+        """[B, T, D] -> [B, T, D].
+
+        Args:
+            x: output of the first layer.
+            embeddings: input of the first layer.
+            mask: mask of self-attention.
+
+        Raises:
+            ValueError: see `Mask.neighbours`.
+        """
+        config, width = self.config, self.config.hidden_size
+        size = require(config.conv_kernel_size, "model.conv_kernel_size")
+        kernel = self.param("kernel", truncated_normal_init(config), (size, width, width), jnp.float32)
+        bias = jnp.zeros(width)
+        if config.use_bias:
+            bias = self.param("bias", nn.initializers.zeros, (width,), jnp.float32)
+        norm = layer_norm(config, self.dtype, "norm")
+        inputs = norm(embeddings) if config.pre_layer_norm else embeddings
+        read = jnp.concatenate([mask.neighbours(inputs, tap - size // 2) for tap in range(size)], axis=-1)
+        outputs = linear(read, kernel.reshape(size * width, width), bias, jnp.dtype(self.dtype))
+        outputs = checkpoint_name(outputs, LINEAR_OUTPUT)
+        outputs = maybe_dropout(outputs, dropout, config.hidden_dropout_prob, "convolution")
+        x = x + ACTIVATIONS[config.hidden_act](outputs)
+        return constrain_activation(x if config.pre_layer_norm else norm(x))

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Bool, Int, Num, Shaped
+from jaxtyping import Bool, Float, Int, Num, Shaped
 
 from bert.config import ModelConfig
 from bert.model.array_types import Array, PaddingMask
@@ -106,6 +106,26 @@ class Mask(struct.PyTreeNode):
         if self.positions is not None:
             return _take_queries(self.positions, self.start, num_queries)
         return ((0 if self.start is None else self.start) + jnp.arange(num_queries))[None]
+
+    def neighbours(self, x: Float[Array, "B T D"], offset: int) -> Float[Array, "B T D"]:
+        """Returns the features of the token ``offset`` positions after each token; zeros outside of its text.
+
+        Raises:
+            ValueError: the mask is not for whole rows of tokens in order that are read in both directions.
+        """
+        if self.causal or self.pairs is not None or self.positions is not None or self.start is not None:
+            raise ValueError("neighbours on both sides need whole rows of tokens in order")
+
+        def shift(array: Shaped[Array, "B T *features"]) -> Shaped[Array, "B T *features"]:
+            edges = ((0, 0, 0), (-offset, offset, 0), *((0, 0, 0) for _ in array.shape[2:]))
+            return jax.lax.pad(array, jnp.zeros((), array.dtype), edges)
+
+        if self.keys is not None:
+            x = jnp.where(self.keys[:, :, None] > 0, x, 0)
+        shifted = shift(x)
+        if self.examples is None:
+            return shifted
+        return jnp.where((shift(self.examples) == self.examples)[:, :, None], shifted, 0)
 
     def to_pairs(self, num_queries: Length, num_keys: Length) -> Mask:
         """Returns the same mask with all conditions merged into ``pairs``, which layers can share."""

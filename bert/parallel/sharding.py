@@ -28,6 +28,7 @@ RULES: tuple[tuple[str, PartitionSpec], ...] = (
     (r"(intermediate|gate)/kernel", PartitionSpec("fsdp", "tensor")),  # [D, F]
     (r"(intermediate|gate)/bias", PartitionSpec("tensor")),  # [F]
     (r"layer_\d+/output/kernel", PartitionSpec("tensor", "fsdp")),  # [F, D]
+    (r"convolution/kernel", PartitionSpec(None, "fsdp", None)),  # [., D, D]
     (r"word/embedding", PartitionSpec("tensor", "fsdp")),  # [V, D]
     (r"predictions/decoder", PartitionSpec("tensor", "fsdp")),  # [V, D]
     (r"predictions/bias", PartitionSpec("tensor")),  # [V]

@@ -19,7 +19,7 @@ Shapes = dict[tuple[str, ...], tuple[int, ...]]
 RunConfig = PretrainConfig | FinetuneConfig
 
 ATTENTION, FEED_FORWARD, POOLER, PREDICTIONS = "layers/attention", "layers/feed_forward", "pooler", "predictions"
-GENERATOR, DECODER, PROJECTION = "generator", "decoder", "embeddings/projection"
+GENERATOR, DECODER, PROJECTION, CONVOLUTION = "generator", "decoder", "embeddings/projection", "convolution"
 
 TRAINING = 3
 """FLOPs of a training step per FLOP of the forward pass: the backward pass has two products for each one."""
@@ -29,6 +29,7 @@ FORMULA = {
     "blocks if local, T plus buckets or memory, 2 T if transformer_xl",
     FEED_FORWARD: "a layer: 4 D F, 6 D F if it is gated",
     PROJECTION: "2 E D",
+    CONVOLUTION: "2 D^2 for each token of its kernel",
     POOLER: "2 D^2 / T: one token a row; 2 D^2 where the head reads every token through it",
     PREDICTIONS: "(2 D E + 2 E V) P / T, without 2 D E if there is no transform: the P predicted positions alone are "
     "decoded",
@@ -51,7 +52,7 @@ PUBLISHED_LENGTH = 128
 
 PART_ORDER = (
     *(f"embeddings/{table}" for table in ("word", "position", "segment", "norm")),
-    *(ATTENTION, FEED_FORWARD, "layers/norm", POOLER, DECODER, PREDICTIONS, GENERATOR),
+    *(ATTENTION, FEED_FORWARD, "layers/norm", CONVOLUTION, POOLER, DECODER, PREDICTIONS, GENERATOR),
 )
 """Order of the parts; further heads come last."""
 
@@ -95,6 +96,8 @@ def forward_flops(
     }
     if PROJECTION in components:
         flops[PROJECTION] = read / length * 2.0 * config.embedding_width * width
+    if config.conv_kernel_size is not None:
+        flops[CONVOLUTION] = 2.0 * config.conv_kernel_size * width**2
     if POOLER in components:
         pools_tokens = config.pools_tokens and any(every_token for _, every_token in outputs.values())
         has_weights = config.pooler_type != "norm"
@@ -217,6 +220,8 @@ def _table_line(path: tuple[str, ...]) -> str:
     if path[:2] == ("bert", "embeddings"):
         return f"embeddings/{path[2]}"
     if path[:2] == ("bert", "encoder"):
+        if path[2] == CONVOLUTION:
+            return CONVOLUTION
         module = path[3] if path[2].startswith("layer_") else path[2]
         return "layers/norm" if module.endswith("norm") else ATTENTION if "attention" in module else FEED_FORWARD
     return path[1] if path[0] == "bert" else path[0]
@@ -267,9 +272,9 @@ def count_parts(
     if isinstance(config, FinetuneConfig):
         num_frozen_layers, adapters = config.num_frozen_layers or 0, config.lora.rank is not None
         if config.num_feature_layers is not None:
-            num_frozen_layers, frozen = model.num_hidden_layers, (PROJECTION, POOLER)
+            num_frozen_layers, frozen = model.num_hidden_layers, (PROJECTION, CONVOLUTION, POOLER)
         elif num_frozen_layers or adapters:
-            frozen = (PROJECTION,)
+            frozen = (PROJECTION, CONVOLUTION)
     return {
         "parameters": sum(parameters.values()),
         "parts": [

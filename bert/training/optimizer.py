@@ -252,11 +252,13 @@ STACKS = ("bert", "decoder")
 def layer_depth(path: tuple[str, ...]) -> int | None:
     """Returns the depth of a parameter of the encoder or the decoder.
 
-    The depth is 0 in the embeddings and in parameters that all layers read, and i + 1 in layer i. It is None above the
-    layers (pooler, heads).
+    The depth is 0 in the embeddings and in parameters that all layers read, and i + 1 in layer i. The convolution is
+    part of layer 0. The depth is None above the layers (pooler, heads).
     """
     if path[0] not in STACKS or path[1] == "embeddings" or "/".join(path[1:3]).startswith("encoder/relative_"):
         return 0 if path[0] in STACKS else None
+    if path[1:3] == ("encoder", "convolution"):
+        return 1
     layer = re.fullmatch(r"layer_(\d+)", path[2]) if path[1] == "encoder" else None
     return None if layer is None else int(layer[1]) + 1
 

@@ -30,6 +30,8 @@ def test_the_decoder_is_as_the_encoder_unless_keys_differ() -> None:
     other = dataclasses.replace(MODEL, decoder_layers=2, decoder_vocab_size=50)
     assert other.decoder == dataclasses.replace(MODEL, vocab_size=50, num_hidden_layers=2)
     assert other.without_decoder == MODEL
+    convolved = dataclasses.replace(MODEL, conv_kernel_size=3)
+    assert convolved.decoder == MODEL and convolved.without_decoder == convolved
 
 
 @pytest.mark.parametrize(
@@ -75,6 +77,15 @@ def test_decoders_that_cannot_be_built_are_refused(changes: dict[str, Any], wron
 def test_settings_of_a_decoder_that_cannot_work_are_refused(changes: dict[str, Any], wrong: str) -> None:
     with pytest.raises(UserError, match=wrong):
         dataclasses.replace(config_with(), **changes).check()
+
+
+def test_permuted_tokens_have_no_convolution() -> None:
+    with pytest.raises(UserError, match=r"model\.conv_kernel_size is 3, but training\.objective is plm: remove"):
+        PretrainConfig(
+            model=ModelConfig(conv_kernel_size=3),
+            data=DataConfig(train="corpus.txt", input_format="full_sentences"),
+            training=TrainingConfig(steps=1, objective="plm"),
+        ).check()
 
 
 def test_pretraining_has_no_decoder() -> None:

@@ -142,7 +142,7 @@ EXAMPLES = {
     "electra": ELECTRA,
     "albert": ALBERT,
     "mpnet": MPNET,
-    "deberta-v2": DEBERTA,
+    "deberta-v2": dataclasses.replace(DEBERTA, conv_kernel_size=3),
     "deberta": DEBERTA_V1,
     "roformer": dataclasses.replace(
         CONFIG,

@@ -47,6 +47,7 @@ KEYS = {
     "norm_type": ["layer", "rms", "rms_plus_one"],
     "type_vocab_size": [0, 2],
     "embedding_size": [None, 6],
+    "conv_kernel_size": [None, 1, 5],
     "layer_groups": [None, 1, 3],
     "relative_attention_buckets": [None, 8, 32],
     "disentangled_products": ["both", "content_to_position", "position_to_content"],

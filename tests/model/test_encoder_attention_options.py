@@ -214,6 +214,18 @@ def test_the_last_token_is_pooled() -> None:
             "disentangled.*num_key_value_heads",
         ),
         ({"attention_softcap": 0.0}, "attention_softcap is 0"),
+        ({"conv_kernel_size": 0}, "conv_kernel_size is 0: it must be at least 1"),
+        ({"conv_kernel_size": 4}, "conv_kernel_size is 4: set it to an odd number of at most 1023"),
+        ({"conv_kernel_size": 1025}, "conv_kernel_size is 1025: set it to an odd number of at most 1023"),
+        ({"conv_kernel_size": 3, "causal": True}, "conv_kernel_size is 3, but model.causal is true"),
+        ({"conv_kernel_size": 3, "share_decoder": "all"}, "conv_kernel_size is 3, but model.share_decoder is all"),
+        (
+            {
+                **{"conv_kernel_size": 3, "position_embedding_type": "transformer_xl", "memory_length": 8},
+                "num_key_value_heads": None,
+            },
+            "conv_kernel_size is 3, but model.memory_length is 8",
+        ),
         ({"sublayer_output_norm": True}, "sublayer_output_norm.*pre_layer_norm"),
         ({"token_dropout_id": 99}, "token_dropout_id.*vocab_size"),
         ({"token_dropout_id": 9, "causal": True}, "token_dropout_id.*causal"),

@@ -43,6 +43,7 @@ GROUPED = BertForPreTraining(
 )
 SHARED = BertForPreTraining(dataclasses.replace(CONFIG, num_hidden_layers=2, **OPTIONS["shared layers"]))
 RELATIVE = BertForPreTraining(dataclasses.replace(CONFIG, **OPTIONS["positions of Transformer-XL"]))
+CONVOLVED = BertForPreTraining(dataclasses.replace(CONFIG, **OPTIONS["convolution"]))
 OBJECTIVE = make_pretraining_loss(MODEL.apply)
 OPTIMIZER = make_optimizer(OptimizerConfig(learning_rate=1e-2, warmup_steps=0), 10)
 
@@ -57,6 +58,7 @@ LAYOUTS = [
     pytest.param("2x2x2", 1, SHARED, marks=pytest.mark.slow),
     pytest.param("2x2x2", 1, GROUPED, marks=pytest.mark.slow),
     pytest.param("2x2x2", 1, RELATIVE, marks=pytest.mark.slow),
+    pytest.param("2x2x2", 1, CONVOLVED, marks=pytest.mark.slow),
 ]
 
 

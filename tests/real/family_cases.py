@@ -311,6 +311,20 @@ CASES = {
         )
     },
     **{
+        f"deberta, convolution of {size}": Case(
+            families.DEBERTA,
+            {**DEBERTA, "conv_kernel_size": size, "conv_act": act, "hidden_act": act},
+            {"conv_kernel_size": size},
+            architectures,
+            classifier_dropout=0.3,
+            magnified=("encoder.conv.conv.weight", 3),
+        )
+        for size, act, architectures in (
+            (3, "gelu", ()),
+            (7, "tanh", ("BertForMaskedLM", "BertForTokenClassification")),
+        )
+    },
+    **{
         f"deberta v1, {name}": Case(
             families.DEBERTA_V1,
             {**DEBERTA_V1, **settings},

@@ -190,6 +190,24 @@ def test_qwen3_embeds_by_the_last_token(tmp_path: Path) -> None:
     np.testing.assert_allclose(again.encode(HOSTILE), reference.encode(HOSTILE), atol=1e-4)
 
 
+def test_a_convolution_reads_hostile_texts_as_transformers_does(tmp_path: Path) -> None:
+    """Texts of very different lengths in one batch."""
+    case = CASES["deberta, convolution of 3"]
+    reference = drawn(tmp_path, "Bert", "deberta-v2", case.adjust, **case.settings)
+    model, tokenizer = bert.load(tmp_path), transformers.AutoTokenizer.from_pretrained(tmp_path)
+    texts = [*HOSTILE, "a", ("a pair", "of texts")]
+    length = model.config.max_position_embeddings
+    rows = [tokenizer(*((x,) if isinstance(x, str) else x), truncation=True, max_length=length) for x in texts]
+    batch = tokenizer.pad(rows, padding_side="right", return_tensors="pt")
+    with torch.no_grad():
+        expected = reference(**batch).last_hidden_state.numpy()
+    mask = batch["attention_mask"].numpy().astype(bool)
+    assert mask.sum(1).min() < 4 < length == mask.sum(1).max()
+    encoded = model.encode(texts)
+    np.testing.assert_array_equal(encoded.attention_mask, mask)
+    np.testing.assert_allclose(encoded.last_hidden_state[mask], expected[mask], atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("family", "changes", "said"),
     [

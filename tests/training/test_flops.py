@@ -62,8 +62,10 @@ def products(jaxpr: jax.extend.core.Jaxpr) -> int:
 
 
 @pytest.mark.medium
-def test_the_formula_is_what_the_model_does() -> None:
+@pytest.mark.parametrize("conv_kernel_size", [None, 5])
+def test_the_formula_is_what_the_model_does(conv_kernel_size: int | None) -> None:
     config = dataclasses.replace(BASE, vocab_size=100, hidden_size=32, num_hidden_layers=3, num_attention_heads=4)
+    config = dataclasses.replace(config, conv_kernel_size=conv_kernel_size)
     model = BertForPreTraining(config)
     rows, length, predictions = 2, 24, 5
     ids, positions = jnp.zeros((rows, length), jnp.int32), jnp.zeros((rows, predictions), jnp.int32)

@@ -326,6 +326,7 @@ def test_rates_fall_from_layer_to_layer(name: str) -> None:
 def test_depths() -> None:
     assert layer_depth(("bert", "embeddings", "norm", "scale")) == 0
     assert layer_depth(("bert", "encoder", "layer_11", "output", "bias")) == 12
+    assert layer_depth(("bert", "encoder", "convolution", "norm", "scale")) == 1
     assert layer_depth(("bert", "pooler", "bias")) is None
     assert layer_depth(("predictions", "bias")) is None
 

@@ -63,8 +63,9 @@ PLAIN_LAYERS = {
     "first_global_layer": Limit(0, "its first layer is global"),
     "sublayer_output_norm": Limit(False, "its layers have two norms"),
     "token_dropout_id": Limit(None, "its mask token has an embedding"),
+    "conv_kernel_size": Limit(None, "it has no convolution"),
 }
-"""Limits of families without the options of Gemma and ESM."""
+"""Limits of families without the options of Gemma, ESM and DeBERTa-v2."""
 
 SEPARATE_LAYERS = {
     **PLAIN_LAYERS,

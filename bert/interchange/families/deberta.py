@@ -29,9 +29,8 @@ SHARED_FORM: dict[str, tuple[Any, Any]] = {
     **FORM,
     "share_att_key": (False, True),
     "norm_rel_ebd": ("none", "layer_norm"),
-    "conv_kernel_size": (0, 0),
 }
-"""Such settings of version 2. Version 1 does not read the last three."""
+"""Such settings of version 2. Version 1 does not read the last two."""
 
 PRODUCTS = {
     ("c2p", "p2c"): "both",
@@ -68,7 +67,13 @@ def _read_form(content: dict[str, Any], form: dict[str, tuple[Any, Any]]) -> dic
 def _read_config(content: dict[str, Any]) -> dict[str, Any]:
     length, size = content["max_position_embeddings"], content["hidden_size"]
     head_size = size // max(content["num_attention_heads"], 1)
-    fields = _read_form(content, {**SHARED_FORM, "attention_head_size": (head_size, head_size)})
+    form = {**SHARED_FORM, "attention_head_size": (head_size, head_size)}
+    kernel_size = content.get("conv_kernel_size", 0)
+    if isinstance(kernel_size, bool) or not isinstance(kernel_size, int):
+        raise UserError(f"conv_kernel_size is {shorten(kernel_size)}: set it to a whole number")
+    if kernel_size > 0:
+        form |= {"conv_act": ("tanh", content["hidden_act"]), "conv_groups": (1, 1)}
+    fields = _read_form(content, form)
     buckets, distance = content["position_buckets"], content.get("max_relative_positions", -1)
     if buckets < 1:
         raise UserError(f"position_buckets is {buckets}: set it to at least 1, or use another model")
@@ -77,7 +82,8 @@ def _read_config(content: dict[str, Any]) -> dict[str, Any]:
             f"max_relative_positions is {distance!r}, and only max_position_embeddings ({length}) is supported: use "
             "another model"
         )
-    return {**fields, "relative_attention_buckets": 2 * buckets}
+    convolution = {"conv_kernel_size": kernel_size if kernel_size > 0 else None}
+    return {**fields, **convolution, "relative_attention_buckets": 2 * buckets}
 
 
 def _read_linear_config(content: dict[str, Any]) -> dict[str, Any]:
@@ -107,7 +113,12 @@ def _write_config(config: ModelConfig, special: SpecialTokenIds) -> dict[str, An
         **_write_form(config, SHARED_FORM),
         "max_relative_positions": -1,
         "position_buckets": (config.relative_attention_buckets or 0) // 2,
+        "conv_kernel_size": config.conv_kernel_size or 0,
     }
+
+
+def _with_convolution(content: dict[str, Any], config: ModelConfig, special: SpecialTokenIds) -> dict[str, Any]:
+    return content if config.conv_kernel_size is None else {**content, "conv_act": content["hidden_act"]}
 
 
 def _write_linear_config(config: ModelConfig, special: SpecialTokenIds) -> dict[str, Any]:
@@ -162,8 +173,9 @@ NAMES = {
 DEBERTA = Family(
     model_type="deberta-v2",
     title="DeBERTa-v3",
-    restrictions="The heads of v3's pretraining are not read. A convolution (`conv_kernel_size`) and MLM heads other "
-    "than transformers' default (`legacy`) are errors.",
+    restrictions="Versions 2 and 3. The heads of v3's pretraining are not read. A convolution with groups or with "
+    "another activation than the layers (`conv_act`), and MLM heads other than transformers' default (`legacy`) are "
+    "errors.",
     prefix="deberta",
     classes=class_names("DebertaV2"),
     names=Names(
@@ -171,6 +183,8 @@ DEBERTA = Family(
             **NAMES,
             **{f"{LAYER}/attention/{part}": f"{ATTENTION}.{part}_proj" for part in ("query", "key", "value")},
             "bert/encoder/relative_attention_norm": "deberta.encoder.LayerNorm",
+            "bert/encoder/convolution": "deberta.encoder.conv.conv",
+            "bert/encoder/convolution/norm": "deberta.encoder.conv.LayerNorm",
         },
         # BERT's pooler is the first layer of each row-level head.
         heads={f"BertFor{head}": {"bert/pooler": "pooler.dense"} for head in base.ROW_HEADS},
@@ -178,7 +192,7 @@ DEBERTA = Family(
     decoder_bias="cls.predictions.decoder.bias",
     more_sizes=("position_buckets",),
     limits={
-        **LIMITS,
+        **{key: limit for key, limit in LIMITS.items() if key != "conv_kernel_size"},
         "position_embedding_type": Limit("disentangled", "its attention is disentangled"),
         "type_vocab_size": base.NO_SEGMENTS,
     },
@@ -190,6 +204,7 @@ DEBERTA = Family(
     read_config=_read_config,
     write_config=_write_config,
     flatten=base.rename_dropout("cls_dropout", base.ROW_HEADS),
+    nest=_with_convolution,
     from_files=_from_files,
 )
 

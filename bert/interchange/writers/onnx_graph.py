@@ -75,8 +75,12 @@ class Graph:
         return self.node("Cast", x, to=getattr(TensorProto, kind))
 
     def dense(self, x: str, path: str) -> str:
-        """Applies the dense layer at ``path``, with kernel [D, F] and maybe a bias [F]: [..., D] -> [..., F]."""
-        product = self.node("MatMul", x, self.weight(f"{path}/kernel"))
+        """Applies the dense layer at ``path``, with kernel [D, F] and maybe a bias [F]: [..., D] -> [..., F].
+
+        The kernel of a convolution [K, D, F] becomes [K * D, F].
+        """
+        kernel = self._weights[f"{path}/kernel"]
+        product = self.node("MatMul", x, self.array(f"{path}/kernel", kernel.reshape(-1, kernel.shape[-1])))
         bias = f"{path}/bias"
         return self.node("Add", product, self.weight(bias)) if bias in self._weights else product
 

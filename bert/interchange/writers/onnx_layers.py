@@ -116,7 +116,7 @@ def _encoder(graph: Graph, config: ModelConfig, inputs: dict[str, str]) -> str:
     def after(x: str, path: str) -> str:
         return x if config.pre_layer_norm else norm(x, path)
 
-    x = _embeddings(graph, config, inputs)
+    x = embedded = _embeddings(graph, config, inputs)
     contexts = _contexts(graph, config, inputs)
     for index in range(config.num_hidden_layers):
         layer = f"bert/encoder/layer_{config.group_of(index)}"
@@ -134,7 +134,22 @@ def _encoder(graph: Graph, config: ModelConfig, inputs: dict[str, str]) -> str:
         outputs = graph.dense(inner, f"{layer}/output")
         outputs = norm(outputs, f"{layer}/feed_forward_norm") if config.sublayer_output_norm else outputs
         x = after(node("Add", x, outputs), f"{layer}/output_norm")
+        if index == 0 and config.conv_kernel_size is not None:
+            path = "bert/encoder/convolution"
+            read = norm(embedded, f"{path}/norm") if config.pre_layer_norm else embedded
+            outputs = _convolution(graph, config.conv_kernel_size, read, inputs["attention_mask"], path)
+            x = after(node("Add", x, graph.activation(outputs, config.hidden_act)), f"{path}/norm")
     return norm(x, "bert/encoder/norm") if config.pre_layer_norm else x
+
+
+def _convolution(graph: Graph, size: int, x: str, attention_mask: str, path: str) -> str:
+    """Applies the convolution at ``path``, whose kernel has ``size`` tokens, [B, T, D] -> [B, T, D]."""
+    node, side = graph.node, size // 2
+    real = node("Unsqueeze", graph.cast(attention_mask, "FLOAT"), graph.constant([-1]))
+    padded = node("Pad", node("Mul", x, real), graph.constant([0, side, 0, 0, side, 0]))
+    ends = [*range(1 - size, 0), np.iinfo(np.int64).max]  # a negative end counts from the end of the padded row
+    read = [graph.slice(padded, start, int(end), axis=1) for start, end in enumerate(ends)]
+    return graph.dense(node("Concat", *read, axis=2), path)
 
 
 def _embeddings(graph: Graph, config: ModelConfig, inputs: dict[str, str]) -> str:

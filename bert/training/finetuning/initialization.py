@@ -175,6 +175,7 @@ def decoder_source(config: FinetuneConfig, params: Params, name: str) -> Params:
 
     - An encoder-decoder provides all of its parameters. Parameters that it shares and the run does not are duplicated.
     - An encoder also initializes the decoder, and its MLM head the decoder's head; cross-attention is not initialized.
+      The decoder has no convolution.
     - With ``decoder_init: none`` only the encoder is initialized.
 
     Raises:
@@ -197,7 +198,8 @@ def decoder_source(config: FinetuneConfig, params: Params, name: str) -> Params:
             f"model.decoder_layers is {layers}, but {name} has {config.model.num_hidden_layers} layers: use no more, "
             "or set decoder_init to none"
         )
-    stack = {part: tree for part, tree in encoder["encoder"].items() if _layer(part) < distinct}
+    parts = encoder["encoder"].items()
+    stack = {part: tree for part, tree in parts if _layer(part) < distinct and part != "convolution"}
     own = {"none": {**encoder, "encoder": stack}, "embeddings": {"encoder": stack}}
     return {**source, "decoder": own[share]} if share in own else source
 

@@ -132,6 +132,7 @@ LAYER_FIELDS = (
     "causal",
     "norm_type",
     "layer_groups",
+    "conv_kernel_size",
 )
 """Settings, besides the shapes of layers, that two models must share for a layer of one to be useful in the other."""
 

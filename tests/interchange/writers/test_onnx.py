@@ -77,6 +77,8 @@ CASES = {
     ),
     "key and position": ("BertForMaskedLM", LINEAR),
     "query and position": ("BertForMaskedLM", {**LINEAR, "disentangled_products": "content_to_position"}),
+    "convolution": ("BertForPreTraining", {**OPTIONS["convolution"], "num_hidden_layers": 2}),
+    "wide convolution before": ("BertForTokenClassification", {"conv_kernel_size": 9, "pre_layer_norm": True}),
     "mean": ("BertForSequenceClassification", OPTIONS["pooler of the mean"]),
     "last": ("BertForSequenceClassification", {"pooler_input": "last"}),
     "modern": ("BertForSequenceClassification", MODERN),

@@ -66,6 +66,34 @@ def test_the_decoder_of_the_source_has_its_own_depth() -> None:
     )
 
 
+@pytest.mark.parametrize("share", ["none", "embeddings"])
+def test_a_decoder_starts_from_an_encoder_without_its_convolution(share: str) -> None:
+    inputs = dataclasses.replace(CONFIG, conv_kernel_size=3)
+    task = FinetuneConfig(task="translation", model=ModelConfig(share_decoder=share))
+    config = task_model_config(task, inputs, "theirs")
+    params = {part: tree for part, tree in source(inputs).items() if part != "decoder"}
+    started = traverse_util.flatten_dict(decoder_source(FinetuneConfig(model=config), params, "theirs"), sep="/")
+    missing = shapes_of(config).keys() - started.keys()
+    assert {path for path in missing if "cross_" not in path and "pooler" not in path} == set()
+    assert started.keys() <= shapes_of(config).keys()
+    assert "bert/encoder/convolution/kernel" in started
+
+
+@pytest.mark.parametrize(
+    ("inputs", "decoder", "wrong"),
+    [
+        ({"conv_kernel_size": 3}, {"share_decoder": "all"}, "conv_kernel_size is 3, but model.share_decoder is all"),
+        ({"layer_groups": 2}, {"decoder_layers": 1}, r"layer_groups is 2, which .* model.decoder_layers \(1\)"),
+    ],
+)
+def test_a_decoder_that_does_not_fit_its_encoder_is_refused(inputs: dict, decoder: dict, wrong: str) -> None:
+    task = FinetuneConfig(task="translation", model=ModelConfig(**decoder))
+    task.model.check()
+    config = task_model_config(task, dataclasses.replace(CONFIG, **inputs), "theirs")
+    with pytest.raises(UserError, match=wrong):
+        dataclasses.replace(task, model=config).check_model()
+
+
 def test_another_vocabulary_is_refused() -> None:
     with pytest.raises(UserError, match=r"decoder_vocab_size is 11.*theirs has 9: set decoder_init"):
         taken("none", dataclasses.replace(CONFIG, decoder_vocab_size=9))
@@ -174,13 +202,17 @@ def test_another_head_is_not_loaded_and_the_reason_is_given(task: Head, source: 
 
 def test_fewer_layers_are_taken_evenly_and_keep_all_other_parameters() -> None:
     params = {
-        "bert": {"embeddings": 0, "pooler": 1, "encoder": {"norm": 2, **{f"layer_{n}": f"L{n}" for n in range(6)}}},
+        "bert": {
+            **{"embeddings": 0, "pooler": 1},
+            "encoder": {"norm": 2, "convolution": 4, **{f"layer_{n}": f"L{n}" for n in range(6)}},
+        },
         "classifier": 3,
     }
     config = dataclasses.replace(CONFIG, num_hidden_layers=6)
     sizes, fewer = with_fewer_layers(config, params, 3, "X")
     assert sizes == dataclasses.replace(config, num_hidden_layers=3)
-    assert fewer["bert"]["encoder"] == {"norm": 2, "layer_0": "L0", "layer_1": "L2", "layer_2": "L5"}
+    layers = {"layer_0": "L0", "layer_1": "L2", "layer_2": "L5"}
+    assert fewer["bert"]["encoder"] == {"norm": 2, "convolution": 4, **layers}
     assert (fewer["bert"]["embeddings"], fewer["bert"]["pooler"], fewer["classifier"]) == (0, 1, 3)
     assert with_fewer_layers(config, params, 6, "X") == (config, params)
     with pytest.raises(UserError, match=r"num_init_layers is 7.*X has 6 layers"):
