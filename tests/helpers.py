@@ -166,6 +166,7 @@ OPTIONS = {
     },
     "pooler of the mean": {"pooler_type": "transform", "pooler_input": "mean"},
     "convolution": {"conv_kernel_size": 3},
+    "capped logits": {"prediction_softcap": 8.0},
     "shared layers": {"layer_groups": 1},
     "step embeddings": {"step_embedding": True},
     "halting": {"halting": 0.01},

@@ -226,6 +226,8 @@ class ModelConfig:
     """Tokens attend to themselves and earlier tokens, as in GPT; false: to the whole row."""
     prediction_bias: bool = True
     """The decoder of the MLM head has a bias for each token of the vocabulary; false in GPT-2."""
+    prediction_softcap: PositiveFloat | None = None
+    """Limit c of the logits of the tokens, which become c x tanh(logit / c); 30 in Gemma 2. null: no limit."""
     decoder_layers: Positive | None = None
     """Number of decoder layers in sequence-to-sequence tasks. Defaults to num_hidden_layers."""
     share_decoder: Literal["none", "embeddings", "all"] = "none"

@@ -19,7 +19,7 @@ from bert.inference.forward import BUCKETS, check_finite, check_inputs
 from bert.inference.scoring import TextScore
 from bert.model.array_types import Array
 from bert.model.decoders import BertForCausalLM
-from bert.model.linear import tied_logits
+from bert.model.linear import soft_cap, tied_logits
 from bert.model.recurrence import COLLECTION, SegmentMemory, kept_memory, memory_variables
 from bert.tokenizer.library import special_ids
 
@@ -136,6 +136,7 @@ class TextScorer:
             # Row by row, because logits [B, T, V] may not fit into memory.
             def score_row(row: tuple[Array, Array]) -> Array:
                 logits = tied_logits(row[0], table, bias, hidden.dtype)
+                logits = soft_cap(logits, self._config.prediction_softcap)
                 return jnp.take_along_axis(jax.nn.log_softmax(logits), row[1][:, None], axis=1)[:, 0]
 
             return jax.lax.map(score_row, (hidden, labels)), kept

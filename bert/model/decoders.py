@@ -35,6 +35,8 @@ class BertForCausalLM(LanguageModel):
             return model.hidden_states(*inputs, **options), *model.decoder_weights()
 
         hidden, table, bias = model.apply({"params": params}, input_ids, dropout=dropout, method=read)
+
+    Such a loss also applies `bert.model.linear.soft_cap` if ``ModelConfig.prediction_softcap`` is set.
     """
 
     def __call__(

@@ -209,6 +209,17 @@ def tied_logits(x: Array, table: Array, bias: Array, dtype: jnp.dtype) -> Array:
     return _matmul(x.astype(dtype), table.astype(dtype), 1).astype(jnp.float32) + bias
 
 
+def soft_cap(logits: Float[Array, "*shape"], limit: float | None) -> Float[Array, "*shape"]:
+    """Limits logits to the range of -limit to limit by tanh (Gemma 2; Riviere et al. 2024, section 2).
+
+    Returns them unchanged if ``limit`` is None. Padding of the vocabulary, whose logits are the lowest float, is also
+    unchanged.
+    """
+    if limit is None:
+        return logits
+    return jnp.where(logits > jnp.finfo(logits.dtype).min, limit * jnp.tanh(logits / limit), logits)
+
+
 def _matmul(x: Array, matrix: Array, axis: int) -> Array:
     """Multiplies [..., K] by a matrix along one of its axes. On a CPU, bfloat16 products accumulate in float32."""
     contracted = ((x.ndim - 1,), (axis,))

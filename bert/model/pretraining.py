@@ -17,7 +17,15 @@ from bert.model.array_types import Array, Dtype, PaddingMask
 from bert.model.dropout import Dropout
 from bert.model.encoder import Bert
 from bert.model.layers import LayerExecution
-from bert.model.linear import ACTIVATIONS, dense, hidden_dense, layer_norm, tied_logits, truncated_normal_init
+from bert.model.linear import (
+    ACTIVATIONS,
+    dense,
+    hidden_dense,
+    layer_norm,
+    soft_cap,
+    tied_logits,
+    truncated_normal_init,
+)
 from bert.model.mask import Mask, Packing
 from bert.model.reductions import at_positions
 from bert.parallel.sharding import constrain_activation
@@ -71,8 +79,9 @@ class MaskedLMHead(nn.Module):
         @jax.checkpoint
         def pooled(x: Array, decoder: Array, bias: Array) -> Array:
             logits = tied_logits(x, decoder, bias, jnp.dtype(self.dtype))
-            # Both functions are increasing, so that they are applied to the maximum.
-            return jnp.log1p(jnp.max(jnp.where(attention_mask[:, :, None] > 0, logits, 0.0), axis=1, initial=0.0))
+            # All functions are increasing, so that they are applied to the maximum.
+            largest = jnp.max(jnp.where(attention_mask[:, :, None] > 0, logits, 0.0), axis=1, initial=0.0)
+            return jnp.log1p(soft_cap(largest, self.config.prediction_softcap))
 
         bias = self.bias if self.config.prediction_bias else jnp.zeros(len(word_embedding))
         decoder = word_embedding if self.config.tie_word_embeddings else self.decoder
@@ -81,7 +90,7 @@ class MaskedLMHead(nn.Module):
     def decode(self, x: Float[Array, "B P E"], word_embedding: Float[Array, "V E"]) -> Float[Array, "B P padded_V"]:
         """Computes float32 logits from `decoder_input`, [B, P, E] -> [B, P, padded V]."""
         logits = tied_logits(x, *self.decoder_weights(word_embedding), jnp.dtype(self.dtype))
-        return constrain_activation(logits, None, "tensor")
+        return constrain_activation(soft_cap(logits, self.config.prediction_softcap), None, "tensor")
 
     def decoder_weights(
         self, word_embedding: Float[Array, "V E"]

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from bert.model.array_types import Array
 from bert.model.decoders import BertForCausalLM
 from bert.model.dropout import Dropout
-from bert.model.linear import tied_logits
+from bert.model.linear import soft_cap, tied_logits
 from bert.parallel.sharding import constrain_activation, num_row_shards
 from bert.training.losses import (
     Batch,
@@ -58,6 +58,7 @@ def make_next_token_loss(model: BertForCausalLM | CollectingModel, label_smoothi
             batch["next_token_weights"],
             label_smoothing=label_smoothing,
             vocab_size=model.config.known_vocab_size,
+            softcap=model.config.prediction_softcap,
         )
         losses = {"smoothed_loss": sums.loss} if label_smoothing else {}
         return {**losses, "lm_loss": sums.nll if label_smoothing else sums.loss}, {"lm_accuracy": sums.accuracy}
@@ -70,13 +71,16 @@ def make_next_token_loss(model: BertForCausalLM | CollectingModel, label_smoothi
     return Loss(forward, weights, (*names, "lm_accuracy"), {"lm_loss": 0.0} if label_smoothing else {})
 
 
-def make_classifier_loss(loss: TaskLoss, apply: Callable[..., Any], factor: float, vocab_size: int) -> Loss:
+def make_classifier_loss(
+    loss: TaskLoss, apply: Callable[..., Any], factor: float, vocab_size: int, softcap: float | None = None
+) -> Loss:
     """Returns the loss of a task plus ``factor`` times the next-token loss of its rows.
 
     See Radford et al. 2018, section 3.2. The next-token loss is logged as ``lm_loss``.
 
     Args:
         apply: (params, batch, dropout or None) -> the outputs of `bert.model.decoders.ClassifierWithLanguageModel`.
+        vocab_size, softcap: see `decoded_loss`.
     """
     task = make_task_loss(loss, lambda outputs, batch, dropout: outputs)
 
@@ -84,7 +88,8 @@ def make_classifier_loss(loss: TaskLoss, apply: Callable[..., Any], factor: floa
         outputs, hidden, table, bias = apply(params, batch, dropout)
         losses, counts = task.forward(outputs, batch, None)
         labels, real = (jnp.pad(batch[name][:, 1:], ((0, 0), (0, 1))) for name in ("input_ids", "attention_mask"))
-        sums = decoded_loss(hidden, table, bias, labels, real.astype(jnp.float32), vocab_size=vocab_size)
+        weights = real.astype(jnp.float32)
+        sums = decoded_loss(hidden, table, bias, labels, weights, vocab_size=vocab_size, softcap=softcap)
         return {**losses, "lm_loss": sums.loss}, counts
 
     def weights(batch: Batch) -> dict[str, Array]:
@@ -94,7 +99,7 @@ def make_classifier_loss(loss: TaskLoss, apply: Callable[..., Any], factor: floa
     return Loss(forward, weights, (*task.metrics, "lm_loss"), {"lm_loss": factor})
 
 
-def sequence_loss(label_smoothing: float, vocab_size: int) -> TaskLoss:
+def sequence_loss(label_smoothing: float, vocab_size: int, softcap: float | None = None) -> TaskLoss:
     """Returns the loss of the tokens of a target.
 
     Its outputs are the decoder's hidden states [B, T, E] with the matrix and the bias of the output layer. Its labels
@@ -102,14 +107,22 @@ def sequence_loss(label_smoothing: float, vocab_size: int) -> TaskLoss:
 
     Args:
         label_smoothing: see `decoded_loss`; ``nll`` is the loss without it.
+        vocab_size, softcap: see `decoded_loss`.
     """
 
     def sums(outputs: Any, batch: Batch) -> tuple[WeightedSum, ...]:
         real = (batch["labels"] >= 0).astype(jnp.float32)
         labels = jnp.maximum(batch["labels"], 0)
-        hidden_states, table, bias = outputs
+        hidden, table, bias = outputs
         return decoded_loss(
-            hidden_states, table, bias, labels, real, label_smoothing=label_smoothing, vocab_size=vocab_size
+            hidden,
+            table,
+            bias,
+            labels,
+            real,
+            label_smoothing=label_smoothing,
+            vocab_size=vocab_size,
+            softcap=softcap,
         )
 
     def weight(batch: Batch) -> Float[Array, ""]:
@@ -158,13 +171,15 @@ def decoded_loss(
     *,
     label_smoothing: float = 0.0,
     vocab_size: int | None = None,
+    softcap: float | None = None,
     stretch: int | None = None,
 ) -> TokenSums:
     """Computes the loss of every position, and its gradient, with the logits of ``stretch`` positions in memory.
 
     A language model's ``method`` returns the first three arguments (`bert.model.decoders.BertForCausalLM`)::
 
-        sums = decoded_loss(hidden, table, bias, labels, weights, vocab_size=config.known_vocab_size)
+        options = {"vocab_size": config.known_vocab_size, "softcap": config.prediction_softcap}
+        sums = decoded_loss(hidden, table, bias, labels, weights, **options)
         losses = {"lm_loss": sums.loss}
 
     The gradient is computed together with the loss, stretch by stretch, so that nothing is decoded twice. Only ``loss``
@@ -179,6 +194,7 @@ def decoded_loss(
         label_smoothing: share of a label's probability that is spread over the vocabulary (Szegedy et al. 2016, section
             7; Vaswani et al. 2017, section 5.4).
         vocab_size: number of tokens V if ``table`` is padded; padding is excluded from the smoothed mean.
+        softcap: limit of the logits (`bert.model.linear.soft_cap`); None for none.
         stretch: positions of each row to decode at a time; None decodes `TOKENS_AT_A_TIME` tokens per device.
     """
     rows, length = labels.shape
@@ -186,7 +202,7 @@ def decoded_loss(
     fill = ((0, 0), (0, -length % stretch))
     inputs = (jnp.pad(hidden_states, (*fill, (0, 0))), jnp.pad(labels, fill), jnp.pad(weights, fill))
     stretches = tuple(jnp.stack(jnp.split(x, x.shape[1] // stretch, axis=1)) for x in inputs)
-    loss, nll, accuracy = _sums(stretches[0], table, bias, stretches[1:], (label_smoothing, vocab_size))
+    loss, nll, accuracy = _sums(stretches[0], table, bias, stretches[1:], (label_smoothing, vocab_size, softcap))
     weight = jnp.sum(weights)
     return TokenSums((loss, weight), (nll, weight), (accuracy, weight))
 
@@ -195,10 +211,12 @@ Targets = tuple[Array, Array]
 """Labels and weights."""
 Sums = tuple[Array, Array, Array]
 """Sums of the loss, the unsmoothed loss, and correct tokens."""
+Settings = tuple[float, int | None, float | None]
+"""Label smoothing, number of tokens and limit of the logits; see `decoded_loss`."""
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _sums(hidden: Array, table: Array, bias: Array, targets: Targets, settings: tuple[float, int | None]) -> Sums:
+def _sums(hidden: Array, table: Array, bias: Array, targets: Targets, settings: Settings) -> Sums:
     """Computes the sums over hidden states [stretches, B, T, E] with labels and weights [stretches, B, T]."""
 
     def add(sums: Sums, stretch: tuple[Array, Targets]) -> tuple[Sums, None]:
@@ -208,9 +226,7 @@ def _sums(hidden: Array, table: Array, bias: Array, targets: Targets, settings: 
     return jax.lax.scan(add, _zeros(), (hidden, targets))[0]
 
 
-def _sums_forward(
-    hidden: Array, table: Array, bias: Array, targets: Targets, settings: tuple[float, int | None]
-) -> tuple[Sums, Any]:
+def _sums_forward(hidden: Array, table: Array, bias: Array, targets: Targets, settings: Settings) -> tuple[Sums, Any]:
     """Computes the sums, and the gradients of the loss with respect to hidden states, table and bias."""
     value_and_grad = jax.value_and_grad(_stretch_sums, argnums=(0, 1, 2), has_aux=True)
 
@@ -224,7 +240,7 @@ def _sums_forward(
     return sums, (of_hidden, *of_decoder, targets)
 
 
-def _sums_backward(settings: tuple[float, int | None], residuals: Any, slopes: Sums) -> tuple[Any, ...]:
+def _sums_backward(settings: Settings, residuals: Any, slopes: Sums) -> tuple[Any, ...]:
     *grads, (_, weights) = residuals
     scaled = [(slopes[0] * grad).astype(grad.dtype) for grad in grads]
     return (*scaled, (None, jnp.zeros_like(weights)))
@@ -234,11 +250,12 @@ _sums.defvjp(_sums_forward, _sums_backward)
 
 
 def _stretch_sums(
-    hidden: Array, table: Array, bias: Array, targets: Targets, settings: tuple[float, int | None]
+    hidden: Array, table: Array, bias: Array, targets: Targets, settings: Settings
 ) -> tuple[Array, tuple[Array, Array]]:
     """Computes the sums of the loss, the unsmoothed loss and the correct tokens for hidden states [B, T, E]."""
-    logits = constrain_activation(tied_logits(hidden, table, bias, hidden.dtype), None, "tensor")
-    sums = token_sums(logits, *targets, *settings)
+    label_smoothing, vocab_size, softcap = settings
+    logits = soft_cap(tied_logits(hidden, table, bias, hidden.dtype), softcap)
+    sums = token_sums(constrain_activation(logits, None, "tensor"), *targets, label_smoothing, vocab_size)
     return sums.loss[0], (sums.nll[0], sums.accuracy[0])
 
 

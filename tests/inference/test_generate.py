@@ -31,6 +31,11 @@ def model() -> Pretrained:
     return language_model()
 
 
+@pytest.fixture(scope="module")
+def capped() -> Pretrained:
+    return language_model(prediction_softcap=0.8)
+
+
 def ids_of(text: str) -> list[int]:
     return TOKENIZER.encode(text, add_special_tokens=False).ids or [END]
 
@@ -247,6 +252,24 @@ def test_every_token_of_a_long_text_is_scored_once_with_the_context_that_the_str
     assert score.num_tokens == len(ids) - 1
     assert score.log_probability == pytest.approx(total, rel=1e-5)
     assert model.score([text, "a"], stride=stride, batch_size=2)[0].log_probability == pytest.approx(total, rel=1e-5)
+
+
+@pytest.mark.medium
+def test_capped_logits_are_generated_and_scored(capped: Pretrained, model: Pretrained) -> None:
+    """A cap keeps the likeliest token, so scores and samples show it."""
+    [free], [answer] = (one.generate(["the"], max_tokens=5, details=True) for one in (model, capped))
+    ids, score = ids_of("the"), 0.0
+    for token in [*answer.token_ids, *([END] if answer.ended else [])]:
+        logp = log_probabilities(capped, ids)[-1]
+        assert np.ptp(logp) <= 2 * 0.8
+        ids, score = [*ids, token], score + logp[token]
+    assert answer.score == pytest.approx(score, abs=1e-4)
+    assert answer.token_ids[:1] == free.token_ids[:1] and answer.score < free.score
+    text = "a dog ran"
+    literal = ids_of(text)
+    logp = log_probabilities(capped, [END, *literal])
+    expected = sum(logp[i, token] for i, token in enumerate(literal))
+    assert capped.score(text).log_probability == pytest.approx(expected, abs=1e-4)
 
 
 def test_strides_that_leave_tokens_out_are_refused(model: Pretrained) -> None:

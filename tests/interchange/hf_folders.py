@@ -107,6 +107,7 @@ EXAMPLES = {
         first_global_layer=1,
         query_pre_attn_scalar=9.0,
         attention_softcap=5.0,
+        prediction_softcap=7.0,
     ),
     "gemma3_text": dataclasses.replace(
         GEMMA,

@@ -55,6 +55,7 @@ KEYS = {
     **{key: [False, True] for key in ("gated_feed_forward", "use_bias", "norm_bias", "pre_layer_norm")},
     **{key: [False, True] for key in ("first_layer_norm", "embedding_norm", "prediction_transform")},
     **{key: [False, True] for key in ("prediction_bias", "tie_word_embeddings")},
+    "prediction_softcap": [None, 4.0],
     "scale_embeddings": [False, True],
     "step_embedding": [False, True],
     "halting": [None, 0.01],

@@ -188,6 +188,7 @@ def test_the_options_parameters(option: str) -> None:
         "pooler of the mean": 2 * width,
         "shared layers": -11 * (4 * width**2 + 2 * width * 3072 + 9 * width + 3072),
         "convolution": 3 * width**2 + 3 * width,  # the kernel, its bias and LayerNorm
+        "capped logits": 0,
         "step embeddings": 0,
         "halting": width + 1,
         "sandwich": 2 * width + 12 * 2 * 2 * width,  # the final norm, and two more in each layer

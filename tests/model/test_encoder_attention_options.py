@@ -214,6 +214,7 @@ def test_the_last_token_is_pooled() -> None:
             "disentangled.*num_key_value_heads",
         ),
         ({"attention_softcap": 0.0}, "attention_softcap is 0"),
+        ({"prediction_softcap": 0.0}, "prediction_softcap is 0"),
         ({"conv_kernel_size": 0}, "conv_kernel_size is 0: it must be at least 1"),
         ({"conv_kernel_size": 4}, "conv_kernel_size is 4: set it to an odd number of at most 1023"),
         ({"conv_kernel_size": 1025}, "conv_kernel_size is 1025: set it to an odd number of at most 1023"),

@@ -160,12 +160,18 @@ GEMMA_VARIANTS = {
     "gemma": (families.GEMMA, {"tie_word_embeddings": False}, ()),
     "gemma2": (
         families.GEMMA2,
-        {"sliding_window": 5, "query_pre_attn_scalar": 7, "attn_logit_softcapping": 2.0},
-        without(families.GEMMA2, "Bert", "BertForCausalLM"),
+        {
+            **{"sliding_window": 5, "query_pre_attn_scalar": 7, "attn_logit_softcapping": 2.0},
+            "final_logit_softcapping": 3.0,
+        },
+        without(families.GEMMA2, "Bert"),
     ),
     "gemma3": (
         families.GEMMA3,
-        {"sliding_window": 5, "query_pre_attn_scalar": 11, "sliding_window_pattern": 3, "attention_bias": True},
+        {
+            **{"sliding_window": 5, "query_pre_attn_scalar": 11, "sliding_window_pattern": 3, "attention_bias": True},
+            "final_logit_softcapping": 2.0,
+        },
         without(families.GEMMA3, "Bert"),
     ),
     "gemma3, both sides": (
@@ -186,7 +192,10 @@ CASES = {
         name: Case(
             family,
             {**GEMMA, **settings},
-            {"norm_type": "rms_plus_one", "causal": "use_bidirectional_attention" not in settings},
+            {
+                **{"norm_type": "rms_plus_one", "causal": "use_bidirectional_attention" not in settings},
+                "prediction_softcap": settings.get("final_logit_softcapping"),
+            },
             architectures=architectures,
             columns=MASK_ALONE,
         )

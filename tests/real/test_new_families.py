@@ -5,14 +5,19 @@ import json
 import re
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
+from flax.traverse_util import flatten_dict
 from safetensors.numpy import load_file, save_file
 
 import bert
 from bert.data.encoding import tokenize
 from bert.interchange import families
+from bert.model.decoders import BertForCausalLM
 from bert.model.positions import Rotation
+from bert.tokenizer.library import special_ids
+from bert.training.token_losses import make_next_token_loss
 from tests.interchange.hf_folders import edit
 from tests.real.family_cases import CASES, DECODER, YARN
 from tests.real.hf_models import HOSTILE, answers, assert_alike, drawn, inputs, our_answers, torch, transformers
@@ -208,6 +213,42 @@ def test_a_convolution_reads_hostile_texts_as_transformers_does(tmp_path: Path) 
     np.testing.assert_allclose(encoded.last_hidden_state[mask], expected[mask], atol=1e-4)
 
 
+@pytest.mark.parametrize("family", ["gemma2", "gemma3"])
+def test_capped_logits_of_generation_scores_and_training(family: str, tmp_path: Path) -> None:
+    """Greedy and beam search with the cache, the score of a text, and the gradient of its loss."""
+    case = CASES[family]
+    reference = drawn(tmp_path, "BertForCausalLM", case.family.model_type, **case.settings)
+    model = bert.load(tmp_path)
+    text = "The model reads a text"
+    ids = torch.tensor([model.tokenizer.encode(text, add_special_tokens=False).ids])
+    for beams in (1, 3):
+        out = reference.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False, num_beams=beams,
+            output_scores=True, return_dict_in_generate=True,
+        )  # fmt: skip
+        answer = model.generate(text, max_tokens=12, beams=beams, details=True)
+        end = [special_ids(model.tokenizer).end] * answer.ended
+        assert [*answer.token_ids, *end] == out.sequences[0, ids.shape[1] :].tolist()
+        if beams > 1:
+            assert answer.score == pytest.approx(out.sequences_scores.item(), abs=1e-4)
+    row = torch.cat([torch.full((1, 1), special_ids(model.tokenizer).end), ids], dim=1)
+    loss = reference(row, attention_mask=torch.ones_like(row), labels=row).loss
+    loss.backward()
+    score = model.score(text)
+    assert -score.log_probability / score.num_tokens == pytest.approx(loss.item(), abs=1e-4)
+    batch = {"input_ids": row[:, :-1], "next_token_ids": row[:, 1:], "attention_mask": torch.ones_like(ids)}
+    batch = {name: array.numpy() for name, array in batch.items()}
+    batch["next_token_weights"] = np.full(ids.shape, 1 / ids.shape[1], np.float32)
+    objective = make_next_token_loss(BertForCausalLM(model.config))
+    gradients = jax.jit(jax.grad(lambda params: objective.forward(params, batch, None)[0]["lm_loss"][0]))(model.params)
+    flat, theirs = flatten_dict(gradients, sep="/"), dict(reference.named_parameters())
+    tensors = case.family.names.tensors(model.config.num_hidden_layers, "BertForCausalLM")
+    compared = [tensor for tensor in tensors if tensor.name in theirs]
+    assert len(compared) == len(theirs) and max(np.abs(flat[tensor.paths[0]]).max() for tensor in compared) > 0.01
+    for tensor in compared:
+        np.testing.assert_allclose(tensor.join(flat), theirs[tensor.name].grad.numpy(), atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("family", "changes", "said"),
     [
@@ -217,12 +258,13 @@ def test_a_convolution_reads_hostile_texts_as_transformers_does(tmp_path: Path) 
         ("llama", {"rope_parameters": {**YARN, "factor": "two"}}, "factor is 'two'"),
         ("llama", {"num_key_value_heads": 2}, r"num_attention_heads \(3\).*num_key_value_heads \(2\)"),
         ("llama", {"attention_bias": "yes"}, "attention_bias is 'yes'"),
-        ("gemma2", {}, r"final_logit_softcapping is 30\.0"),
+        ("gemma2", {"final_logit_softcapping": 0}, "final_logit_softcapping is 0: set it to a positive number"),
         ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
         ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention is true.*without a head"),
         ("gemma3_text", {"layer_types": ["full_attention", "sliding_attention"] * 3}, "not a list of 1 entries"),
         ("gemma3_text", {"sliding_window": 1, "layer_types": ["sliding_attention"]}, "sliding_window is 1"),
         ("gemma3_text", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0"),
+        ("gemma3_text", {"attn_logit_softcapping": 50.0}, r"attn_logit_softcapping is 50\.0, and only None"),
     ],
 )
 def test_settings_without_a_counterpart_are_rejected(family: str, changes: dict, said: str, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The loss that never holds the logits of a whole row, against the one that does."""
 
+import dataclasses
 import functools
 
 import jax
@@ -10,7 +11,7 @@ import pytest
 from bert.config import ModelConfig
 from bert.model.decoders import BertForCausalLM, ClassifierWithLanguageModel
 from bert.model.heads import BertForSequenceClassification
-from bert.model.linear import tied_logits
+from bert.model.linear import soft_cap, tied_logits
 from bert.parallel.backends import MeshParallel
 from bert.training.losses import LOSSES, cross_entropy, total_loss
 from bert.training.token_losses import decoded_loss, make_classifier_loss, token_sums
@@ -32,8 +33,8 @@ def pad_vocabulary(table, bias, multiple: int = 8):
     return jnp.pad(table, ((0, extra), (0, 0))), jnp.pad(bias, (0, extra), constant_values=jnp.finfo(jnp.float32).min)
 
 
-def whole(hidden, table, bias, labels=LABELS, weights=WEIGHTS, **options):
-    return token_sums(tied_logits(hidden, table, bias, hidden.dtype), labels, weights, **options)
+def whole(hidden, table, bias, labels=LABELS, weights=WEIGHTS, softcap=None, **options):
+    return token_sums(soft_cap(tied_logits(hidden, table, bias, hidden.dtype), softcap), labels, weights, **options)
 
 
 def gradients(function, *inputs, **options):
@@ -85,6 +86,20 @@ def test_smoothed_labels_by_hand() -> None:
     np.testing.assert_allclose(sums.nll, (-(of_label * WEIGHTS).sum(), WEIGHTS.sum()), rtol=1e-5)
 
 
+@pytest.mark.parametrize("softcap", [0.7, 4.0])
+def test_capped_logits_by_hand(softcap: float) -> None:
+    """The vocabulary's padding has no probability, although its logits are the farthest from 0."""
+    logits = softcap * np.tanh(np.asarray(HIDDEN @ TABLE.T + BIAS) / softcap)
+    log_p = np.asarray(jax.nn.log_softmax(logits))
+    expected = -(np.take_along_axis(log_p, np.asarray(LABELS)[..., None], -1)[..., 0] * WEIGHTS).sum()
+    for inputs in ((TABLE, BIAS), pad_vocabulary(TABLE, BIAS)):
+        options = {"labels": LABELS, "weights": WEIGHTS, "vocab_size": V, "softcap": softcap}
+        decode = functools.partial(decoded_loss, stretch=4)
+        actual, whole_row = gradients(decode, HIDDEN, *inputs, **options), gradients(whole, HIDDEN, *inputs, **options)
+        np.testing.assert_allclose(actual[0].loss[0], expected, rtol=1e-5)
+        check_equal(actual, whole_row, 2e-6)
+
+
 def test_accuracy_counts_the_likeliest_token() -> None:
     best = jnp.argmax(HIDDEN @ TABLE.T + BIAS, axis=-1)
     labels = best.at[0, :3].add(1) % V
@@ -121,9 +136,11 @@ def test_a_mesh_changes_no_sum_and_no_gradient(shape) -> None:
     check_equal(jax.device_get(actual), jax.device_get(expected), 3e-6)
 
 
-def test_a_classifier_and_a_language_model_share_an_encoder() -> None:
+@pytest.mark.parametrize("softcap", [None, 0.5])
+def test_a_classifier_and_a_language_model_share_an_encoder(softcap: float | None) -> None:
     """Both losses equal the losses of the separate models. The language model ignores padding and fill rows."""
     config = ModelConfig(V, 16, 1, 2, 32, max_position_embeddings=T, initializer_range=0.3, causal=True)
+    config = dataclasses.replace(config, prediction_softcap=softcap)
     model = ClassifierWithLanguageModel(config, 3)
     mask = (jnp.arange(T) < jnp.array([T, 4, 0])[:, None]).astype(jnp.int32)
     batch = {"input_ids": LABELS, "token_type_ids": jnp.zeros_like(LABELS), "attention_mask": mask}
@@ -133,7 +150,7 @@ def test_a_classifier_and_a_language_model_share_an_encoder() -> None:
     assert set(params) == {"bert", "classifier", "predictions"} and "pooler" not in params["bert"]
 
     apply = lambda params, batch, dropout: model.apply({"params": params}, *inputs, dropout=dropout)  # noqa: E731
-    objective = make_classifier_loss(LOSSES["sequence_classification"], apply, 0.5, V)
+    objective = make_classifier_loss(LOSSES["sequence_classification"], apply, 0.5, V, softcap)
     losses, counts = jax.jit(lambda params: objective.forward(params, batch, None))(params)
     labels = jax.jit(BertForSequenceClassification(config, 3).apply)({"params": params}, *inputs)
     logits = jax.jit(BertForCausalLM(config).apply)({"params": params}, *inputs)

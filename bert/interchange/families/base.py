@@ -64,6 +64,7 @@ PLAIN_LAYERS = {
     "sublayer_output_norm": Limit(False, "its layers have two norms"),
     "token_dropout_id": Limit(None, "its mask token has an embedding"),
     "conv_kernel_size": Limit(None, "it has no convolution"),
+    "prediction_softcap": Limit(None, "its logits have no limit"),
 }
 """Limits of families without the options of Gemma, ESM and DeBERTa-v2."""
 

@@ -87,11 +87,6 @@ def _read_layers(content: dict[str, Any]) -> dict[str, Any]:
 
 def _read_gemma2(content: dict[str, Any]) -> dict[str, Any]:
     values = _read_gemma(content)
-    if "ForCausalLM" in str(content.get("architectures")) and content.get("final_logit_softcapping", 30.0) is not None:
-        raise UserError(
-            f"final_logit_softcapping is {content.get('final_logit_softcapping', 30.0)!r}, and only null is supported: "
-            "set architectures to the class without a head, or use another model"
-        )
     scalar = _number(content, "query_pre_attn_scalar", HEAD_SIZE)
     size = values["attention_head_size"] or content["hidden_size"] // content["num_attention_heads"]
     return {
@@ -99,6 +94,7 @@ def _read_gemma2(content: dict[str, Any]) -> dict[str, Any]:
         **_read_layers(content),
         "query_pre_attn_scalar": None if scalar == size else scalar,
         "attention_softcap": _number(content, "attn_logit_softcapping", 50.0),
+        "prediction_softcap": _number(content, "final_logit_softcapping", 30.0),
     }
 
 
@@ -114,8 +110,8 @@ def _read_gemma3(content: dict[str, Any]) -> dict[str, Any]:
         rotations[kind] = llama.read_rotary({**sizes, **of_kind, "rope_scaling": scaling}, default)
     if rotations[LOCAL].keys() != {"rotary_base"}:
         raise UserError(f"rope_parameters.{LOCAL}.rope_type is not 'default': use another model")
+    caps = {"attn_logit_softcapping": None, "final_logit_softcapping": content.get("final_logit_softcapping")}
     # Only the rotations of global layers are scaled.
-    caps = {key: content.get(key) for key in ("attn_logit_softcapping", "final_logit_softcapping")}
     values = _read_gemma2({**content, **caps, "rope_parameters": None, "rope_scaling": None})
     local_base = rotations[LOCAL]["rotary_base"] if "attention_window" in values else None
     return {**values, **rotations[GLOBAL], "local_rotary_base": local_base, "causal": _is_causal(content)}
@@ -142,7 +138,7 @@ def _write_gemma2(config: ModelConfig, special: SpecialTokenIds) -> dict[str, An
         **_write_gemma(config, special),
         "query_pre_attn_scalar": int(scalar),
         "attn_logit_softcapping": config.attention_softcap,
-        "final_logit_softcapping": None,
+        "final_logit_softcapping": config.prediction_softcap,
         "sliding_window": tokens or 4096,
         "layer_types": [LOCAL if config.is_local(number) else GLOBAL for number in range(config.num_hidden_layers)],
     }
@@ -168,7 +164,8 @@ GEMMA_LIMITS = {
 OTHER_LIMITS = {
     key: limit
     for key, limit in GEMMA_LIMITS.items()
-    if key not in ("attention_window", "first_global_layer", "query_pre_attn_scalar", "attention_softcap")
+    if key not in ("attention_window", "first_global_layer", "query_pre_attn_scalar")
+    and key not in ("attention_softcap", "prediction_softcap")
 } | {"sublayer_output_norm": Limit(True, "its layers have norms after attention and feed-forward")}
 """Limits of Gemma 2 and 3."""
 
@@ -205,8 +202,7 @@ GEMMA2 = dataclasses.replace(
     GEMMA,
     model_type="gemma2",
     title="Gemma 2",
-    restrictions="Global layers that are not every n-th one, attention to both sides, and a language model with "
-    "`final_logit_softcapping` are errors.",
+    restrictions="Global layers that are not every n-th one, and attention to both sides, are errors.",
     classes={"Bert": "Gemma2Model"} | {f"Bert{head}": f"Gemma2{head}" for head in HEADS},
     names=OTHER_NAMES,
     keys={name: "hidden_activation" if name == "hidden_act" else key for name, key in llama.KEYS.items()},
@@ -229,8 +225,11 @@ GEMMA3 = dataclasses.replace(
         "BertForSequenceClassification": "Gemma3TextForSequenceClassification",
     },
     limits={key: limit for key, limit in OTHER_LIMITS.items() if key != "causal"}
-    | {"query_key_norm": Limit(True, "its queries and keys are normalized")},
-    fixed={},
+    | {
+        "query_key_norm": Limit(True, "its queries and keys are normalized"),
+        "attention_softcap": Limit(None, "its attention scores have no limit"),
+    },
+    fixed={"attn_logit_softcapping": None},  # transformers reads the key and does not apply it
     has_form=lambda config, architecture: GEMMA2.has_form(config, architecture) and config.query_key_norm,
     read_config=_read_gemma3,
     write_config=_write_gemma3,

@@ -110,7 +110,7 @@ def to_transformers_compatible(model: ModelBundle) -> ModelBundle:
     bias = "prediction_bias" in family.limits and family.limits["prediction_bias"].value
     # Settings that transformers lacks, and that would not be read back.
     absent = [] if "pooler" in model.params["bert"] else ["pooler_act", "pooler_type", "pooler_input"]
-    absent += [] if has_head else ["prediction_transform", "prediction_bias"]
+    absent += [] if has_head else ["prediction_transform", "prediction_bias", "prediction_softcap"]
     absent += ["use_bias", "norm_bias"]
     plain = config.without_aliases
     use_bias = family.limits["use_bias"].value if "use_bias" in family.limits else config.use_bias

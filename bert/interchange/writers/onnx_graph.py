@@ -117,6 +117,11 @@ class Graph:
         gate = self.node("Add", inner, self.constant(1.0))
         return self.node("Mul", self.node("Mul", x, gate), self.constant(0.5))
 
+    def soft_cap(self, x: str, limit: float) -> str:
+        """Limits numbers to the range of -limit to limit (`bert.model.linear.soft_cap`)."""
+        bound = self.constant(limit)
+        return self.node("Mul", self.node("Tanh", self.node("Div", x, bound)), bound)
+
     def attention(self, query: str, key: str, value: str, padding: str, heads: int) -> str:
         """Computes attention with ONNX Runtime's operator: three [B, T, D] and int32 padding [B, T] -> [B, T, D]."""
         lowest = float(np.finfo(np.float32).min)

@@ -361,8 +361,7 @@ def _attention(graph: Graph, config: ModelConfig, x: str, context: Context, path
         bias = node("Add", *products) if len(products) == 2 else products[0]
     scores = node("MatMul", query, key)
     if config.attention_softcap is not None:
-        limit = graph.constant(config.attention_softcap)
-        scores = node("Mul", node("Tanh", node("Div", scores, limit)), limit)
+        scores = graph.soft_cap(scores, config.attention_softcap)
     if bias is not None:
         scores = node("Add", scores, bias)
     scores = node("Where", context.visible, scores, graph.constant(float(np.finfo(np.float32).min)))
@@ -400,4 +399,6 @@ def _masked_lm(graph: Graph, config: ModelConfig, hidden: str) -> str:
         x = graph.norm(x, "predictions/norm", config.layer_norm_eps, config.norm_type)
     table = graph.weight("bert/embeddings/word/embedding" if config.tie_word_embeddings else "predictions/decoder")
     logits = graph.node("MatMul", x, graph.node("Transpose", table, perm=[1, 0]))
-    return graph.node("Add", logits, graph.weight("predictions/bias")) if config.prediction_bias else logits
+    if config.prediction_bias:
+        logits = graph.node("Add", logits, graph.weight("predictions/bias"))
+    return logits if config.prediction_softcap is None else graph.soft_cap(logits, config.prediction_softcap)

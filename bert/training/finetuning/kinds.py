@@ -206,7 +206,8 @@ def _hidden_targets(
 
 
 def _sequence_loss(task: Task, config: FinetuneConfig, axis: str | None) -> TaskLoss:
-    return sequence_loss(config.training.label_smoothing, config.model.decoder.known_vocab_size)
+    model = config.model.decoder
+    return sequence_loss(config.training.label_smoothing, model.known_vocab_size, model.prediction_softcap)
 
 
 def _sequence_evaluators(
@@ -349,8 +350,8 @@ def build_model_and_loss(
             "texts: remove it"
         )
     both = kind.with_language_model(task, config)
-    factor, vocab_size = config.language_model_weight, config.model.known_vocab_size
-    return both, apply, make_classifier_loss(loss, make_apply(both, frozen), factor, vocab_size)
+    settings = (config.language_model_weight, config.model.known_vocab_size, config.model.prediction_softcap)
+    return both, apply, make_classifier_loss(loss, make_apply(both, frozen), *settings)
 
 
 def head_of_task(task: Task, num_feature_layers: int | None) -> Head:

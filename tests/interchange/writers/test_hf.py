@@ -127,6 +127,7 @@ def test_positions_and_biases_that_a_model_lacks_are_written_as_zeros(make, tmp_
     [
         ("BertForPreTraining", {"residual_init": "scaled"}),
         ("BertForSequenceClassification", {"prediction_transform": False}),
+        ("BertForSequenceClassification", {"prediction_softcap": 5.0}),
     ],
 )
 def test_what_makes_no_difference_after_training_is_exported(make, tmp_path: Path, architecture: str, sizes) -> None:

@@ -79,6 +79,7 @@ CASES = {
     "query and position": ("BertForMaskedLM", {**LINEAR, "disentangled_products": "content_to_position"}),
     "convolution": ("BertForPreTraining", {**OPTIONS["convolution"], "num_hidden_layers": 2}),
     "wide convolution before": ("BertForTokenClassification", {"conv_kernel_size": 9, "pre_layer_norm": True}),
+    "capped logits": ("BertForCausalLM", {"prediction_softcap": 0.5, "causal": True}),
     "mean": ("BertForSequenceClassification", OPTIONS["pooler of the mean"]),
     "last": ("BertForSequenceClassification", {"pooler_input": "last"}),
     "modern": ("BertForSequenceClassification", MODERN),

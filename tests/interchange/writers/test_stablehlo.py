@@ -64,7 +64,7 @@ SLOW = [
     ("BertForMaskedLM", {"tie_word_embeddings": False}, SIZES),
     ("BertForMaskedLM", ROBERTA, SIZES),
     ("BertForCausalLM", GPT2, SIZES),
-    ("BertForMaskedLM", {"conv_kernel_size": 9}, SIZES),
+    ("BertForMaskedLM", {"conv_kernel_size": 9, "prediction_softcap": 2.0}, SIZES),
     ("BertForMultipleChoice", ROBERTA, CHOICES),
     ("BertForSequenceToSequence", {"share_decoder": "embeddings", "decoder_layers": 2}, SIZES),
 ]

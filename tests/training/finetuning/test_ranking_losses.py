@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -248,12 +249,14 @@ def test_flops_are_squares_of_the_mean_weight_of_each_word() -> None:
 
 
 @pytest.mark.medium
-def test_words_that_are_trained_are_those_that_embed_computes() -> None:
+@pytest.mark.parametrize("softcap", [None, 0.5])
+def test_words_that_are_trained_are_those_that_embed_computes(softcap: float | None) -> None:
     flat = [batch_of()[name].reshape(-1, T) for name in TOKEN_ARRAYS]
     variables = {"params": initial_params(SPLADE)}
-    logits = jax.jit(BertForMaskedLM(CONFIG).apply)(variables, *flat)
+    config = dataclasses.replace(CONFIG, prediction_softcap=softcap)
+    logits = jax.jit(BertForMaskedLM(config).apply)(variables, *flat)
     expected = Pooling("max", num_log1p=1)(np.asarray(logits), flat[2])
-    found = np.asarray(jax.jit(SPLADE.apply)(variables, *flat))
+    found = np.asarray(jax.jit(BertForEmbedding(config, pooling="splade").apply)(variables, *flat))
     np.testing.assert_allclose(found, expected, atol=1e-6)
     assert 0.1 < np.mean(found == 0) < 0.9
 
