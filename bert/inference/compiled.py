@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -67,6 +68,13 @@ class CompiledForward(BatchedForward):
         super().__init__(config, params, task)
         self._num_feature_layers, self._dtype = num_feature_layers, dtype
         self._has_pooler = "pooler" in params["bert"]
+
+    def with_params(self, params: dict[str, Any]) -> Self:
+        """Returns the functions for other parameters of the same shapes, which share the compiled encoder."""
+        _ = self.encoder, self._packed_encoder  # created here to be part of the copy
+        other = copy.copy(self)
+        other._params = params
+        return other
 
     @property
     def has_pooler(self) -> bool:

@@ -18,7 +18,14 @@ from bert.config.yaml_io import load_config
 from bert.data.inputs import as_filled_texts
 from bert.data.records import read_texts
 from bert.data.rows import Rows
-from bert.errors import UserError, log_message, renamed_argument, require, system_errors_as_user_errors
+from bert.errors import (
+    UserError,
+    WarningText,
+    log_message,
+    renamed_argument,
+    require,
+    system_errors_as_user_errors,
+)
 from bert.interchange import ExportError, hub
 from bert.interchange.readers import hf
 from bert.metrics import retrieval
@@ -209,6 +216,9 @@ def save(
     if format not in writers:
         raise UserError(f"format is {format!r}: choose one of {', '.join(writers)}")
     check_head(model)
+    if model.task_adapters and format != "hf":
+        warning = f"the adapters of {', '.join(model.task_adapters)} are left out: save the model of for_task(TASK)"
+        log(WarningText(warning))
     temperature = getattr(model.task, "temperature", 1.0)
     if temperature != 1.0:  # an export needs no temperature, if the head has it
         params, task = _with_scaled_head(model.params, temperature), dataclasses.replace(model.task, calibration=None)

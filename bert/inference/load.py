@@ -17,7 +17,7 @@ from bert.config.pretraining import phase_of_step
 from bert.config.run_file import check_vocabulary, load_run_config
 from bert.data.long_texts import LongTexts
 from bert.errors import UserError, log_message, renamed_argument, require, shorten, system_errors_as_user_errors
-from bert.files import path_text
+from bert.files import path_text, read_json_object
 from bert.inference.export import check_head
 from bert.inference.pretrained import Pretrained
 from bert.interchange import hub
@@ -26,6 +26,7 @@ from bert.interchange.readers import google, hf
 from bert.interchange.readers.peft import is_adapter, tokenizer_folder
 from bert.interchange.sentence_transformers.reader import encoder_folder
 from bert.interchange.stored_params import StoredParams
+from bert.interchange.task_adapters import TASKS
 from bert.interchange.tensor_files import weight_files
 from bert.interchange.weights_records import WeightsRecord, content_key, read_record, write_record
 from bert.model.names import ARCHITECTURE_OF_KIND, ENCODER_DECODER, PROJECTIONS, pretraining_architecture
@@ -156,12 +157,16 @@ def _check_graph(model: Pretrained) -> None:
 
 
 def _published_weights(folder: Path) -> list[Path]:
-    """Returns the files on which the parameters of a Hugging Face folder depend; [] for other folders."""
+    """Returns the files on which the parameters of a Hugging Face folder depend; [] for other folders.
+
+    Of a model with adapters of tasks it returns [], because adapters are added to weights that were read.
+    """
     if not hf.is_hf_folder(folder) or is_adapter(folder):
         return []
     encoder = encoder_folder(folder)
-    files = weight_files(encoder)
-    return [encoder / "config.json", *files] if files else []
+    file = encoder / "config.json"
+    files = [] if file.is_file() and TASKS in read_json_object(file) else weight_files(encoder)
+    return [file, *files] if files else []
 
 
 def _run_weights(folder: Path, step: int | None) -> tuple[int | None, list[Path]]:

@@ -22,8 +22,8 @@ SCORING_FUNCTIONS = {"cosine": "COSINE", "dot": "DOT_PRODUCT", "euclidean": "EUC
 class MtebEncoder:
     """An embedding model for ``mteb.evaluate`` of mteb 2 (``mteb.EncoderProtocol``).
 
-    Queries and documents are prefixed with the model's prompts. The revision in mteb's results is a digest of the
-    weights, so a retrained model does not reuse old results.
+    Queries and documents are prefixed with the model's prompts, and embedded with its adapters for them. The revision
+    in mteb's results is a digest of the weights, so a retrained model does not reuse old results.
 
     Args:
         name: name in mteb's results, ``organization/model``; None: derived from the model's source.
@@ -101,6 +101,10 @@ class MtebEncoder:
         for path, leaf in jax.tree_util.tree_leaves_with_path(self._model.params):
             digest.update(jax.tree_util.keystr(path).encode())
             digest.update(np.ascontiguousarray(leaf).tobytes())
+        for task, each in self._model.task_adapters.items():
+            digest.update(repr((task, each.prompt, each.adapter.settings)).encode())
+            for name, array in each.adapter.tensors.items():
+                digest.update(name.encode() + np.ascontiguousarray(array).tobytes())
         for layer in self._model.pooling_or_default.dense:
             digest.update(layer.kernel.tobytes() + (b"" if layer.bias is None else layer.bias.tobytes()))
         return digest.hexdigest()[:16]

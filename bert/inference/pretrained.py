@@ -24,6 +24,7 @@ from bert.inference import generate as generation
 from bert.inference import search as retrieval
 from bert.inference.forward import BUCKETS, BatchedForward, EncodeOutput
 from bert.interchange.bundle import ModelBundle
+from bert.interchange.task_adapters import TASK_OF_PROMPT, find_task
 from bert.model.names import ENCODER_DECODER
 from bert.model.parameters import Params, num_parameters
 from bert.model.pooling import Pooling
@@ -78,6 +79,7 @@ class Pretrained(ModelBundle):
             "vocabulary": f"{embedding_rows(self.tokenizer):,} tokens",
             "task": None if self.task is None else self.task.name,
             "labels": ", ".join(labels[:LABELS_SHOWN]) + more,
+            "adapters": ", ".join(self.task_adapters),
         }
         return "\n".join(["Pretrained", *(f"  {name}: {on_one_line(value)}" for name, value in lines.items() if value)])
 
@@ -174,6 +176,7 @@ class Pretrained(ModelBundle):
         batch_size: int = 32,
         prompt: PromptName | None = None,
         *,
+        task: str | None = None,
         long_texts: LongTextMode | None = None,
     ) -> np.ndarray:
         """Returns the embeddings of texts, [B, E] float32, or [E] for a string.
@@ -185,17 +188,26 @@ class Pretrained(ModelBundle):
             texts: texts, or pairs of texts as tuples.
             batch_size: number of texts per batch.
             prompt: ``query`` or ``document`` to prepend the model's prompt of that name, if it has one; None for its
-                default prompt, if it declares one.
+                default prompt, if it declares one. A model with adapters uses those of the tasks ``retrieval.query``
+                and ``retrieval.passage``.
+            task: name of a task, whose adapter and prompt are used (see `for_task`); None for the model's own weights.
             long_texts: how texts that are too long are read, as ``data.long_texts``; None: as in training, or cut for a
                 model that does not declare it.
 
         Raises:
-            UserError: see `encode`; also if ``prompt`` or ``long_texts`` has another value.
+            UserError: see `encode`; also if ``prompt``, ``task`` or ``long_texts`` has another value, or if both
+                ``prompt`` and ``task`` are given.
         """
         if isinstance(texts, str):
-            return self.embed([texts], batch_size, prompt, long_texts=long_texts)[0]
+            return self.embed([texts], batch_size, prompt, task=task, long_texts=long_texts)[0]
         if prompt not in (None, *get_args(PromptName)):
             raise UserError(f"prompt is {prompt!r}: pass {' or '.join(get_args(PromptName))}, or None for none")
+        if task is not None and prompt is not None:
+            raise UserError(f"prompt is {prompt!r}, but the task {task} has its own prompt: remove one of them")
+        if task is None and (task_of_prompt := TASK_OF_PROMPT.get(prompt or "")) in self.task_adapters:
+            task = task_of_prompt
+        if task is not None:
+            return self.for_task(task).embed(texts, batch_size, long_texts=long_texts)
         texts, pooling, skipped = as_list(texts), self.pooling_or_default, None
         if start := getattr(pooling, f"{prompt or 'default'}_prompt"):
             if not pooling.include_prompt:
@@ -209,6 +221,39 @@ class Pretrained(ModelBundle):
         data = with_long_texts(self.data, long_texts)
         settings = LongTexts.of(data)._replace(max_length=self.longest_text)
         return self._forward.embed(encode_texts(self.tokenizer, rows, settings), pooling, batch_size, skipped)
+
+    def for_task(self, task: str) -> Pretrained:
+        """Returns the model with the adapter of a task added to its weights, and the task's prompt as default prompt.
+
+        The model of the last task is kept. It has a copy of the weights, on the device.
+
+        Args:
+            task: one of ``task_adapters``, such as ``retrieval.query`` of Jina embeddings v3.
+
+        Raises:
+            UserError: the model has no such adapter.
+        """
+        name = find_task(self.task_adapters, task, self.source)
+        if name not in self._of_last_task:
+            self._of_last_task.clear()  # frees its weights before others are made
+            self._of_last_task[name] = self._with_adapter(name)
+        return self._of_last_task[name]
+
+    def _with_adapter(self, task: str) -> Pretrained:
+        adapter = self.task_adapters[task]
+        pooling = dataclasses.replace(self.pooling_or_default, default_prompt=adapter.prompt)
+        model = self.replace(params=adapter.merge(self.params, self.config), pooling=pooling, task_adapters={})
+        if self.graph is None and self.engine == "jax":
+            import jax
+
+            model = model.replace(params=jax.device_put(model.params))
+            model.__dict__["_compiled"] = self._programs.with_params(model.params)
+        return model
+
+    @cached_property
+    def _of_last_task(self) -> dict[str, Pretrained]:
+        """The last result of `for_task`, by its task."""
+        return {}
 
     similarity = retrieval.similarity
     search = retrieval.search
@@ -406,10 +451,15 @@ class Pretrained(ModelBundle):
 
     @cached_property
     def _compiled(self) -> CompiledForward:
+        return self._programs.with_params(self._device_params)
+
+    @cached_property
+    def _programs(self) -> CompiledForward:
+        """The compiled functions, which the models of all tasks share."""
         from bert.inference.compiled import CompiledForward
 
         parts = (self._head_task, self.num_feature_layers, self._jax_dtype)
-        return CompiledForward(self.config, self._device_params, *parts)
+        return CompiledForward(self.config, self.params, *parts)
 
     @property
     def _head_task(self) -> Task | None:

@@ -15,6 +15,7 @@ from bert.config.finetuning import ColumnsConfig
 from bert.data.inputs import Text, as_filled_texts, check_count
 from bert.data.records import read_records
 from bert.errors import UserError, quoted, renamed_argument
+from bert.interchange.task_adapters import SIMILARITY_TASK
 from bert.model.pooling import Pooling
 from bert.tasks.base import Task
 from bert.tasks.columns import json_lines
@@ -72,13 +73,16 @@ def similarity(
 ) -> np.ndarray:
     """Returns the similarity of each text with each of the others, [A, B] float32. A string is one text.
 
-    It is the cosine, unless a sentence-transformers folder declares another one (``model.pooling.similarity``).
+    It is the cosine, unless a sentence-transformers folder declares another one (``model.pooling.similarity``). A model
+    with an adapter of the task ``text-matching`` uses it.
 
     Raises:
         UserError: see `embed`.
     """
     sides = ([side] if isinstance(side, str) else side for side in (texts, others))
-    similarities: np.ndarray = model.pooling_or_default.compare(*(model.embed(side, batch_size) for side in sides))
+    task = SIMILARITY_TASK if SIMILARITY_TASK in model.task_adapters else None
+    embeddings = (model.embed(side, batch_size, task=task) for side in sides)
+    similarities: np.ndarray = model.pooling_or_default.compare(*embeddings)
     return similarities
 
 

@@ -25,6 +25,9 @@ _NAMES = [
     *SENTENCEPIECE_FILES,
     *TEXT_SETTINGS,
 ]
+_TASKS = ["retrieval_query", "retrieval_passage", "separation", "classification", "text_matching"]
+"""Folders of the adapters of Jina embeddings v3."""
+
 _WEIGHTS = ["model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors"]
 _PICKLES = ["pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*-of-*.bin"]
 
@@ -39,6 +42,7 @@ SETTINGS = [
     f"{TARGET_TOKENIZER}/*",
     "modules.json",
     "adapter_config.json",
+    *(f"{task}/adapter_config.json" for task in _TASKS),
     PROMPTS,
     "*Pooling/config.json",
     "*_Dense/config.json",
@@ -46,6 +50,7 @@ SETTINGS = [
 ]
 PARTS_WEIGHTS = [
     "adapter_model.safetensors",
+    *(f"{task}/adapter_model.safetensors" for task in _TASKS),
     *(f"*_Dense/{name}" for name in ("model.safetensors", "pytorch_model.bin")),
 ]
 WEIGHTS, PICKLES = _with_subfolders(_WEIGHTS), _with_subfolders(_PICKLES)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import jax
@@ -227,3 +228,71 @@ def assert_same(params, others) -> None:
     """Equal in every name, shape and bit."""
     assert jax.tree.structure(params) == jax.tree.structure(others)
     jax.tree.map(np.testing.assert_array_equal, params, others)
+
+
+def publish_adapters(folder: Path, adapters: dict[str, dict[str, np.ndarray]], prompts: dict[str, str]) -> None:
+    """Adds adapters with the names of transformers' class, as the folder jinaai/jina-embeddings-v3-hf holds them."""
+    edit(folder, lora_adaptations=list(adapters), task_instructions=prompts)
+    settings = {"peft_type": "LORA", "base_model_name_or_path": None, "r": 4, "lora_alpha": 1, "lora_dropout": 0.0}
+    for task, tensors in adapters.items():
+        place = folder / task.replace(".", "_").replace("-", "_")
+        place.mkdir()
+        named = {
+            f"roberta.{name.replace('layers', 'encoder.layers').replace('self_attn.o_proj', 'mixer.out_proj')}": array
+            for name, array in tensors.items()
+        }
+        save_file(
+            {name: np.ascontiguousarray(array) for name, array in named.items()}, place / "adapter_model.safetensors"
+        )
+        targets = {name.partition(".lora_")[0].rpartition(".")[2] for name in tensors}
+        (place / "adapter_config.json").write_text(json.dumps({**settings, "target_modules": sorted(targets)}))
+
+
+def as_first_published(folder: Path, adapters: dict[str, dict[str, np.ndarray]]) -> None:
+    """Rewrites a folder of `publish_adapters` as jinaai/jina-embeddings-v3: its own code reads stacked adapters."""
+    first = next(iter(adapters.values()))
+    modules = {name.partition(".lora_")[0] for name in first}
+    stacked: dict[str, np.ndarray] = {}
+    for module in modules:
+        file = module.replace("layers", "encoder.layers").replace("self_attn.o_proj", "mixer.out_proj")
+        kind, end = ("embedding_", "") if "embeddings" in module else ("", ".weight")
+        for side in "AB":
+            factors = np.stack([tensors[f"{module}.lora_{kind}{side}{end}"] for tensors in adapters.values()])
+            stacked[f"roberta.{file}.{side}"] = factors.transpose(0, 2, 1) if kind else factors
+    for query in [name for name in stacked if name.endswith("q_proj.A")]:
+        stem = query.removesuffix("self_attn.q_proj.A")
+        parts = {side: [stacked.pop(f"{stem}self_attn.{part}_proj.{side}") for part in "qkv"] for side in "AB"}
+        assert all(np.array_equal(part, parts["A"][0]) for part in parts["A"]), "one factor for all three"
+        stacked[f"{stem}mixer.Wqkv.A"] = parts["A"][0]
+        stacked[f"{stem}mixer.Wqkv.B"] = np.concatenate(parts["B"], axis=1)
+    adapted = {name[:-2] for name in stacked}
+
+    def change(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        renamed = {}
+        for name, array in tensors.items():
+            module = f"roberta.{name.removeprefix('roberta.').removesuffix('.weight')}"
+            is_adapted = name.endswith(".weight") and module in adapted
+            renamed[
+                f"{module}.parametrizations.weight.original"
+                if is_adapted
+                else f"roberta.{name.removeprefix('roberta.')}"
+            ] = array
+        return renamed | {f"{name[:-2]}.parametrizations.weight.0.lora_{name[-1]}": x for name, x in stacked.items()}
+
+    rewrite(folder, change)
+    for task in adapters:
+        shutil.rmtree(folder / task.replace(".", "_").replace("-", "_"))
+    settings = json.loads((folder / "config.json").read_text())
+    base = (settings.get("rope_parameters") or {}).get("rope_theta", settings.get("rope_theta", 20_000.0))
+    edit(
+        folder,
+        model_type="xlm-roberta",
+        architectures=["XLMRobertaModel"],
+        auto_map={"AutoModel": "jinaai/xlm-roberta-flash-implementation--modeling_lora.XLMRobertaLoRA"},
+        position_embedding_type="rotary",
+        rotary_emb_base=base,
+        rope_theta=None,
+        rope_parameters=None,
+        lora_rank=4,
+        lora_alpha=1,
+    )

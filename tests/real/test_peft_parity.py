@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ from bert.interchange.modules import build_module
 from bert.interchange.writers.peft import Adapters, export
 from bert.model.linear import FrozenWeights
 from bert.training.finetuning.initialization import trained_params
+from tests.interchange.hf_folders import as_first_published, publish_adapters
 from tests.real.family_cases import CASES, GPT2
-from tests.real.hf_models import ARGUMENTS, drawn
+from tests.real.hf_models import ARGUMENTS, HOSTILE, drawn
 
 pytestmark = pytest.mark.real
 
@@ -188,3 +190,81 @@ def test_several_adapters_share_the_base_model(shared: Path, tmp_path: Path) -> 
     )
     whole = sum(array.nbytes for array in jax.tree.leaves(base.params))
     assert total < 1.2 * whole
+
+
+ADAPTED = ["q_proj", "k_proj", "v_proj", "o_proj", "fc1", "fc2", "dense", "word_embeddings", "token_type_embeddings"]
+"""Targets of the published adapters of Jina embeddings v3."""
+
+PROMPTS = {
+    "retrieval.query": "Represent the query for retrieving evidence documents: ",
+    "retrieval.passage": "Represent the document for retrieval: ",
+    "separation": "",
+    "classification": "",
+    "text-matching": "",
+}
+"""The published tasks, with the prompt of each."""
+
+
+def jina_with_adapters(folder: Path) -> tuple[dict[str, Any], dict[str, dict[str, np.ndarray]]]:
+    """Writes a random Jina embeddings v3 with an adapter for each task. Returns PEFT's models, and the factors."""
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    drawn(folder, "Bert", "jina_embeddings_v3", **CASES["jina_embeddings_v3"].settings)
+    references, factors = {}, {}
+    for task in PROMPTS:
+        base = transformers.AutoModel.from_pretrained(folder)
+        model = peft.get_peft_model(base, peft.LoraConfig(r=4, lora_alpha=1, target_modules=ADAPTED)).eval()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if "lora_" in name:
+                    parameter.copy_(0.3 * torch.randn_like(parameter))
+        for layer in model.base_model.model.layers:  # the first published files have one A for all three
+            for other in (layer.self_attn.k_proj, layer.self_attn.v_proj):
+                other.lora_A.default.weight.data = layer.self_attn.q_proj.lora_A.default.weight.data
+        state = peft.get_peft_model_state_dict(model)
+        factors[task] = {name.removeprefix("base_model.model."): array.numpy() for name, array in state.items()}
+        references[task] = model
+    publish_adapters(folder, factors, PROMPTS)
+    return references, factors
+
+
+def test_adapters_of_tasks_give_the_outputs_of_peft(tmp_path: Path) -> None:
+    """In both published forms, and after export: hidden states and means of all tasks, with the task's prompt."""
+    references, factors = jina_with_adapters(tmp_path / "jina")
+    model = bert.load(tmp_path / "jina")
+    model.save(tmp_path / "saved")
+    shutil.copytree(tmp_path / "jina", tmp_path / "first")
+    as_first_published(tmp_path / "first", factors)
+    others = [bert.load(tmp_path / name) for name in ("first", "saved")]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "jina")
+    for task, reference in references.items():
+        texts = [PROMPTS[task] + text for text in HOSTILE]
+        inputs = tokenizer(texts, padding=True, truncation=True, max_length=40, return_tensors="pt")
+        with torch.no_grad():
+            states = reference(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"])
+        expected, mask = states.last_hidden_state.numpy(), inputs["attention_mask"].numpy()[:, :, None]
+        embeddings = (expected * mask).sum(1) / mask.sum(1)
+        for ours in (model, *others):
+            found = ours.for_task(task).encode(texts)
+            np.testing.assert_allclose(found.last_hidden_state, expected * mask, atol=1e-4)
+            np.testing.assert_allclose(found.pooled_output, states.pooler_output.numpy(), atol=1e-4)
+            np.testing.assert_allclose(ours.embed(HOSTILE, task=task), embeddings, atol=1e-4)
+        assert np.abs(model.embed(HOSTILE) - embeddings).max() > 0.1
+
+
+def test_exported_adapters_of_tasks_are_read_by_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    references, factors = jina_with_adapters(tmp_path / "jina")
+    as_first_published(tmp_path / "jina", factors)
+    bert.load(tmp_path / "jina").save(tmp_path / "saved")
+    # transformers checks the version of peft and needs nothing of a later one for this.
+    monkeypatch.setattr("transformers.integrations.peft.check_peft_version", lambda **_: None)
+    theirs = transformers.AutoModel.from_pretrained(tmp_path / "saved").eval()
+    ids = torch.tensor(np.random.default_rng(1).integers(5, theirs.config.vocab_size, (4, 20)))
+    for task, reference in references.items():
+        name = task.replace(".", "_").replace("-", "_")
+        loading = theirs.load_adapter(str(tmp_path / "saved"), name, adapter_kwargs={"subfolder": name})
+        assert not loading.unexpected_keys
+        assert not [key for key in loading.missing_keys if f".{name}." in key]
+        theirs.set_adapter(name)
+        with torch.no_grad():
+            found, expected = (model(input_ids=ids).last_hidden_state for model in (theirs, reference))
+        np.testing.assert_allclose(found.numpy(), expected.numpy(), atol=1e-5)

@@ -156,6 +156,8 @@ class Family:
         separate: maps configuration, parameters and padding id to configuration and parameters without sharing, as in
             files.
         share: the inverse of ``separate``: equal copies become shared parameters.
+        locate: maps the name of a module in an adapter, which may be transformers' name, to the name of the module in
+            the file, the index of the part, and the number of parts of which the file's module consists.
         from_files: maps the configuration and the tensors of a file by name to the tensors that are read.
         to_files: maps the configuration and named tensors to the tensors of the file. Features may be reordered
             (``share`` restores the order), and constants that transformers expects are added.
@@ -190,6 +192,7 @@ class Family:
         lambda config, params, _: (config, params)
     )
     share: Callable[[ModelConfig, ParametersByPath], tuple[ModelConfig, ParametersByPath]] = lambda *model: model
+    locate: Callable[[str], tuple[str, int, int]] = lambda module: (module, 0, 1)
     from_files: Callable[[ModelConfig, dict[str, Any]], dict[str, Any]] = lambda config, tensors: tensors
     to_files: Callable[[ModelConfig, dict[str, Any]], dict[str, Any]] = lambda config, tensors: tensors
 

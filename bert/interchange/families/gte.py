@@ -58,6 +58,27 @@ def _from_files(config: ModelConfig, tensors: dict[str, Any]) -> dict[str, Any]:
     return {re.sub(r"^new\.", "gte.", name): array for name, array in tensors.items()}
 
 
+def _locate_in_jina(module: str) -> tuple[str, int, int]:
+    """Maps a module of transformers' class, or of the published adapters, to the files."""
+    module = re.sub(r"(?<!encoder\.)\blayers\.(?=\d)", "encoder.layers.", module)
+    module = module.replace("self_attn.o_proj", "mixer.out_proj")
+    whole, count = re.subn(r"self_attn\.[qkv]_proj$", "mixer.Wqkv", module)
+    return (whole, "qkv".index(module[-len("q_proj")]), 3) if count else (module, 0, 1)
+
+
+def published_as_jina(content: dict[str, Any]) -> dict[str, Any]:
+    """Returns the config.json of Jina embeddings v3 as first published, with transformers' names; others unchanged.
+
+    Its own code, which is not executed, is an XLM-RoBERTa with rotary positions (class XLMRobertaLoRA).
+    """
+    is_encoder = str(content.get("architectures")).strip("[]'") in ("XLMRobertaModel", "XLMRobertaLoRA")
+    is_rotary = content.get("position_embedding_type") == "rotary"
+    if content.get("model_type") != "xlm-roberta" or not is_rotary or not is_encoder:
+        return content
+    names = {"model_type": JINA_V3.model_type, "architectures": [JINA_V3.classes["Bert"]]}
+    return {**content, **names, "rope_theta": content.get("rotary_emb_base", 10_000.0)}
+
+
 def _read_jina(content: dict[str, Any]) -> dict[str, Any]:
     return {**llama.read_rotary(content, JINA_BASE), "layer_norm_eps": content.get("layer_norm_eps", 1e-5)}
 
@@ -139,7 +160,7 @@ NEW = dataclasses.replace(
 JINA_V3 = Family(
     model_type="jina_embeddings_v3",
     title="Jina embeddings v3",
-    restrictions="The adapters of the tasks are not read.",
+    restrictions="Also the config.json of the original, whose code is not executed.",
     prefix="roberta",
     vocabulary="unigram",
     classes={name: known for name, known in class_names("JinaEmbeddingsV3").items() if not name.endswith("Choice")},
@@ -174,5 +195,6 @@ JINA_V3 = Family(
     ),
     read_config=_read_jina,
     write_config=_write_config,
+    locate=_locate_in_jina,
 )
-"""The published adapters of the tasks are not in the files of the model."""
+"""The adapters of its tasks are read by `bert.interchange.task_adapters`."""

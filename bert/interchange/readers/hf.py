@@ -22,12 +22,14 @@ from bert.errors import UserError, WarningText, shorten
 from bert.files import read_json_object
 from bert.interchange.bundle import ModelBundle, read_label_thresholds, read_long_texts, read_task_settings
 from bert.interchange.families import FAMILIES, Family, family_of_classes, family_of_type
+from bert.interchange.families.gte import published_as_jina
 from bert.interchange.generation_files import read_decoding, read_target_tokenizer, warn_unread_decoding
 from bert.interchange.names import ARCHITECTURES_WITH_LABELS, check_layers
-from bert.interchange.readers.peft import Adapter, is_adapter, read_adapter, tokenizer_folder
+from bert.interchange.readers.peft import is_adapter, read_adapter, tokenizer_folder
 from bert.interchange.sentence_transformers.cross_encoder import read_score_activation
 from bert.interchange.sentence_transformers.reader import encoder_folder, fit_to_model, read_pooling
 from bert.interchange.stored_params import StoredParams
+from bert.interchange.task_adapters import TaskAdapter, read_task_adapters
 from bert.interchange.tensor_files import read_tensors, weight_files
 from bert.interchange.weights_records import WeightsRecord
 from bert.metrics.tagging_schemes import is_span_tag
@@ -115,8 +117,14 @@ def read_hf_model(
         target_tokenizer = read_target_tokenizer(folder, config)
         decoding = read_decoding(folder, target_tokenizer or tokenizer, log)
     params: Any
+    task_adapters: dict[str, TaskAdapter] = {}
     if known is None:
-        params, config, parts = _read_params(folder, config, family, architecture, len(labels), adapter, log)
+        stored, source = read_tensors(folder)
+        if architecture == "Bert":
+            stored, task_adapters = read_task_adapters(folder, content, family, stored, log)
+        if adapter is not None:
+            stored, task_adapters = adapter.merge(stored, family), {}
+        params, config, parts = _to_params(stored, source, config, family, architecture, len(labels), log)
     else:
         params = StoredParams(str(root), known.checksum, lambda: read_hf_model(root, lambda text: None).params)
         config, parts = dataclasses.replace(config, tie_word_embeddings=known.tie_word_embeddings), known.parts
@@ -150,6 +158,7 @@ def read_hf_model(
         label_thresholds=label_thresholds if labels else (),
         score_activation=activation,
         pooling=pooling,
+        task_adapters=task_adapters,
         long_texts=read_long_texts(content, file),
         target_tokenizer=target_tokenizer,
         decoding=decoding,
@@ -175,13 +184,13 @@ def read_hf_settings(folder: Path, log: Log) -> tuple[ModelConfig, str, int, Tok
     return config, architecture, labels, _tokenizer(folder, folder, config, family, log)
 
 
-def _read_params(
-    folder: Path,
+def _to_params(
+    stored: dict[str, np.ndarray],
+    source: Path,
     config: ModelConfig,
     family: Family,
     architecture: str,
     num_labels: int,
-    adapter: Adapter | None,
     log: Log,
 ) -> tuple[Params, ModelConfig, frozenset[str]]:
     """Returns the parameters, the configuration as the tensors require it, and the parts that have parameters."""
@@ -190,8 +199,6 @@ def _read_params(
 
     from bert.interchange.shapes import check_tensors
 
-    stored, source = read_tensors(folder)
-    stored = stored if adapter is None else adapter.merge(stored, family)
     stored = family.from_files(config, stored)
     arrays, config = _rename_tensors(stored, source, config, family, architecture, log)
     parts = check_tensors(family.names, arrays, source, config, architecture, num_labels)
@@ -203,6 +210,7 @@ def _read_params(
 
 def _family(content: dict[str, Any], file: Path) -> tuple[Family, dict[str, Any]]:
     """Returns the family, and the settings with nested ones moved to the top level."""
+    content = published_as_jina(content)
     model_type = content.get("model_type")
     family = family_of_type(model_type) if model_type else family_of_classes(str(_declared_class(content)))
     if family is None:

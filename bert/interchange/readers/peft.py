@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -43,6 +43,28 @@ CHANGED_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Initializations that also change the base model's weights."""
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json")
+
+SECOND_FACTOR = {"A.weight": "B.weight", "embedding_A": "embedding_B"}
+"""Ends of the names of the factors of an adapted dense layer, and of an adapted embedding table."""
+
+BLOCK_ROWS = 4096
+"""Number of rows that are computed in float64 at a time."""
+
+
+class Product(NamedTuple):
+    """Two factors of an adapter, whose product is added to rows of a tensor.
+
+    Attributes:
+        name: name of the base model's tensor, [rows, columns].
+        rows: rows to which the product is added.
+        left: [rows, r].
+        right: [r, columns].
+    """
+
+    name: str
+    rows: slice
+    left: np.ndarray
+    right: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -83,31 +105,52 @@ class Adapter:
         """
         name_of, merged = {family.current_name(name): name for name in stored}, dict(stored)
         for name, array in self.tensors.items():
-            module, _, kind = name.rpartition(".lora_")
-            if not module:
+            if ".lora_" not in name:
                 current = family.current_name(name)
                 merged[name_of.get(current, current)] = array
-            elif kind == "A.weight":
-                current = family.current_name(f"{module}.weight")
-                delta = self._delta(array, self.tensors.get(f"{module}.lora_B.weight"), module)
-                if current not in name_of or stored[name_of[current]].shape != delta.shape:
-                    raise UserError(
-                        f"{self.folder / WEIGHTS}: {module} is {list(delta.shape)}, which the base model {self.base} "
-                        "lacks or has in another shape: set base_model_name_or_path to the model that was adapted"
-                    )
-                total = stored[name_of[current]].astype(np.float64) + delta
-                merged[name_of[current]] = total.astype(np.float32)
+        for name, rows, left, right in self.products(stored, family):
+            if merged[name] is stored[name]:
+                merged[name] = stored[name].astype(np.float32)  # a copy
+            total = merged[name][rows]
+            for start in range(0, len(total), BLOCK_ROWS):
+                block = slice(start, start + BLOCK_ROWS)
+                total[block] = stored[name][rows][block].astype(np.float64) + left[block] @ right
         return merged
 
-    def _delta(self, a: np.ndarray, b: np.ndarray | None, module: str) -> np.ndarray:
-        """Computes the scaled product of A [r, in] and B [out, r], in the layout of the base model's tensor."""
+    def products(self, stored: Mapping[str, np.ndarray], family: Family) -> Iterator[Product]:
+        """Yields what is added to the base model's tensors. Raises UserError like `merge`."""
+        name_of = {family.current_name(name): name for name in stored}
+        for name, array in self.tensors.items():
+            module, _, kind = name.rpartition(".lora_")
+            if not module or kind not in SECOND_FACTOR:
+                continue
+            left, right = self._factors(module, array, kind)
+            module_in_file, part, num_parts = family.locate(module)
+            stored_name = name_of.get(family.current_name(f"{module_in_file}.weight"), "")
+            shape = stored[stored_name].shape if stored_name in stored else (0,)
+            if (shape[0], *shape[1:]) != (len(left) * num_parts, right.shape[1]):
+                raise UserError(
+                    f"{self.folder / WEIGHTS}: {module} is {[len(left), right.shape[1]]}, which the base model "
+                    f"{self.base} lacks or has in another shape: set base_model_name_or_path to the model that was "
+                    "adapted"
+                )
+            yield Product(stored_name, slice(part * len(left), (part + 1) * len(left)), left, right)
+
+    def _factors(self, module: str, a: np.ndarray, kind: str) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the factors of a module in the layout of the base model's tensor, the first one scaled, in float64.
+
+        Args:
+            a: [r, in], of a dense layer or of a table with in rows.
+        """
+        b = self.tensors.get(f"{module}.lora_{SECOND_FACTOR[kind]}")  # [out, r]
         if b is None or a.ndim != 2 or b.ndim != 2 or b.shape[1] != a.shape[0]:
             raise UserError(
                 f"{self.folder / WEIGHTS}: the shapes of lora_A and lora_B of {module} do not match: copy it again"
             )
         rank = math.sqrt(len(a)) if self.settings.get("use_rslora") else len(a)
-        delta = self.settings["lora_alpha"] / rank * (b.astype(np.float64) @ a.astype(np.float64))
-        return delta.T if self.settings.get("fan_in_fan_out") else delta
+        a, b = a.astype(np.float64), self.settings["lora_alpha"] / rank * b.astype(np.float64)
+        is_transposed = kind == "embedding_A" or self.settings.get("fan_in_fan_out")
+        return (a.T, b.T) if is_transposed else (b, a)
 
 
 def is_adapter(folder: Path) -> bool:
@@ -149,7 +192,7 @@ def read_tensors(weights: Path) -> dict[str, np.ndarray]:
         if ".original_module." in name:  # base weights, saved with bias "all" and replaced by modules_to_save
             continue
         plain = re.sub(r"^base_model\.model\.|\.base_layer(?=\.)|\.modules_to_save(\.default)?(?=\.)", "", name)
-        if ".lora_" in plain and not plain.endswith((".lora_A.weight", ".lora_B.weight")):
+        if ".lora_" in plain and plain.rpartition(".lora_")[2] not in {*SECOND_FACTOR, *SECOND_FACTOR.values()}:
             raise UserError(
                 f"{weights} holds {name}, which is not supported: merge the adapter with PEFT's merge_and_unload"
             )
@@ -159,6 +202,12 @@ def read_tensors(weights: Path) -> dict[str, np.ndarray]:
 
 def _settings(file: Path) -> dict[str, Any]:
     settings = read_json_object(file)
+    check_settings(settings, file)
+    return settings
+
+
+def check_settings(settings: Mapping[str, Any], file: Path) -> None:
+    """Raises UserError if the content of adapter_config.json, or of another file with its keys, is not supported."""
     fix = "merge the adapter with PEFT's merge_and_unload"
     if settings.get("peft_type") != "LORA":
         raise UserError(
@@ -172,7 +221,6 @@ def _settings(file: Path) -> dict[str, Any]:
     alpha = settings.get("lora_alpha")
     if isinstance(alpha, bool) or not isinstance(alpha, int | float):
         raise UserError(f"{file}: lora_alpha is {str(alpha)[:40]!r}: set it to the value used in training")
-    return settings
 
 
 def _base(folder: Path, settings: dict[str, Any]) -> Path:

@@ -31,6 +31,7 @@ from bert.interchange.generation_files import (
 from bert.interchange.readers import hf
 from bert.interchange.sentence_transformers.writer import write_pooling_files
 from bert.interchange.shapes import expected_shapes
+from bert.interchange.task_adapters import declared_tasks, write_task_adapters
 from bert.interchange.tensor_files import write_tensors
 from bert.interchange.writers.averaging import with_averaging_layer
 from bert.interchange.writers.hf_files import (
@@ -203,11 +204,12 @@ def published_tensors(model: ModelBundle) -> dict[str, np.ndarray]:
 def _write(model: ModelBundle, folder: Path) -> None:
     file = folder / "model.safetensors"
     write_tensors(file, published_tensors(model))
-    files = {"config.json": published_config(model)}
+    files = {"config.json": published_config(model) | declared_tasks(model.task_adapters)}
     if names.has_decoder(model.architecture):
         files[GENERATION_CONFIG] = generation_config(model)
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_task_adapters(model.task_adapters, folder)
     if model.pooling is not None:
         write_pooling_files(model.pooling, model.config, folder)
     for tokenizer, place in published_tokenizers(model, folder):
@@ -233,7 +235,15 @@ def _verify(model: ModelBundle, folder: Path) -> str:
     wrong = sorted(set(written) ^ set(read))
     wrong += [key for key in set(written) & set(read) if not np.array_equal(written[key], read[key])]
     settings = [
-        (m.labels, m.problem_type, m.label_thresholds, m.texts_per_input, m.classifier_dropout, m.pooling)
+        (
+            m.labels,
+            m.problem_type,
+            m.label_thresholds,
+            m.texts_per_input,
+            m.classifier_dropout,
+            m.pooling,
+            declared_tasks(m.task_adapters),
+        )
         for m in (model, again)
     ]
     # pooler_dropout has no key in config.json and only affects training.

@@ -14,7 +14,7 @@ from bert.config import FinetuneConfig, ModelConfig, TokenizerConfig
 from bert.config.model import PairTruncation
 from bert.data.corpus.vocabulary import first_texts, measure_losses, report_size, warn_of_losses
 from bert.data.rows import Rows
-from bert.errors import LOGGER, UserError, require
+from bert.errors import LOGGER, UserError, WarningText, require
 from bert.inference.load import load
 from bert.model.layers import LayerExecution
 from bert.model.parameters import Params
@@ -205,6 +205,8 @@ def _load_source_model(run: RunFolder[FinetuneConfig], train: Any, log: Log) -> 
         return InitialModel(config.model, load_tokenizer(run.path), None, init)
     if init != "none":
         source = load(init, log)
+        if source.task_adapters:
+            log(WarningText(f"not loaded from {init}: the adapters of {', '.join(source.task_adapters)}"))
         if config.num_init_layers is not None:
             sizes, params = with_fewer_layers(source.config, source.params, config.num_init_layers, source.source)
             source = dataclasses.replace(source, config=sizes, params=params)
