@@ -225,7 +225,7 @@ class Pretrained(ModelBundle):
     def for_task(self, task: str) -> Pretrained:
         """Returns the model with the adapter of a task added to its weights, and the task's prompt as default prompt.
 
-        The model of the last task is kept. It has a copy of the weights, on the device.
+        The model of the last task is kept: the device has the weights twice, with and without its adapter.
 
         Args:
             task: one of ``task_adapters``, such as ``retrieval.query`` of Jina embeddings v3.
@@ -240,14 +240,13 @@ class Pretrained(ModelBundle):
         return self._of_last_task[name]
 
     def _with_adapter(self, task: str) -> Pretrained:
+        on_device = self.graph is None and self.engine == "jax"
         adapter = self.task_adapters[task]
+        params = adapter.merge(self._device_params if on_device else self.params, self.config)
         pooling = dataclasses.replace(self.pooling_or_default, default_prompt=adapter.prompt)
-        model = self.replace(params=adapter.merge(self.params, self.config), pooling=pooling, task_adapters={})
-        if self.graph is None and self.engine == "jax":
-            import jax
-
-            model = model.replace(params=jax.device_put(model.params))
-            model.__dict__["_compiled"] = self._programs.with_params(model.params)
+        model = self.replace(params=params, pooling=pooling, task_adapters={})
+        if on_device:
+            model.__dict__["_compiled"] = self._compiled.with_params(params)
         return model
 
     @cached_property
@@ -451,15 +450,10 @@ class Pretrained(ModelBundle):
 
     @cached_property
     def _compiled(self) -> CompiledForward:
-        return self._programs.with_params(self._device_params)
-
-    @cached_property
-    def _programs(self) -> CompiledForward:
-        """The compiled functions, which the models of all tasks share."""
         from bert.inference.compiled import CompiledForward
 
         parts = (self._head_task, self.num_feature_layers, self._jax_dtype)
-        return CompiledForward(self.config, self.params, *parts)
+        return CompiledForward(self.config, self._device_params, *parts)
 
     @property
     def _head_task(self) -> Task | None:

@@ -14,6 +14,7 @@ import numpy as np
 from bert.config import ModelConfig
 from bert.errors import UserError, WarningText, shorten
 from bert.interchange.families import Family
+from bert.interchange.names import Tensor
 from bert.interchange.readers import peft
 from bert.interchange.tensor_files import write_tensors
 from bert.model.parameters import Params, arrays_by_path
@@ -51,19 +52,43 @@ class TaskAdapter:
     family: Family
 
     def merge(self, params: Params, config: ModelConfig) -> Params:
-        """Returns the parameters of an encoder with the adapter added. Raises UserError if it does not fit them."""
+        """Returns the parameters of an encoder with the adapter added, which stay on the host or on the device.
+
+        Raises:
+            UserError: the adapter does not fit the parameters.
+        """
         from flax import traverse_util  # imported here because it imports JAX
 
         arrays = arrays_by_path(params)
         table = self.family.names.tensors(config.num_distinct_layers, "Bert")
-        table = [tensor for tensor in table if arrays.keys() >= set(tensor.paths)]
-        stored = {tensor.name: tensor.join(arrays) for tensor in table}
-        merged = self.adapter.merge(stored, self.family)
-        for tensor in table:
-            array = merged.pop(tensor.name)
-            if array is not stored[tensor.name]:
-                arrays |= tensor.split(array)
+        tensor_of = {tensor.name: tensor for tensor in table if arrays.keys() >= set(tensor.paths)}
+        shapes = {name: _stored_shape(tensor, arrays) for name, tensor in tensor_of.items()}
+        for name, rows, left, right in self.adapter.products(shapes, self.family):
+            tensor, start = tensor_of[name], 0
+            down, up, first = (right.T, left.T, rows.start) if tensor.transposed else (left, right, 0)
+            for path in tensor.paths:  # parts along the last axis
+                stop = start + arrays[path].shape[-1]
+                if first <= start and stop <= first + up.shape[1]:
+                    arrays[path] = _add_product(arrays[path], down, up[:, start - first : stop - first])
+                start = stop
         return traverse_util.unflatten_dict(arrays, sep="/")
+
+
+def _stored_shape(tensor: Tensor, arrays: Mapping[str, Any]) -> tuple[int, ...]:
+    """Returns the shape of a tensor in the file."""
+    width = sum(arrays[path].shape[-1] for path in tensor.paths)
+    shape = (*arrays[tensor.paths[0]].shape[:-1], width)
+    return shape[::-1] if tensor.transposed else shape
+
+
+def _add_product(array: Any, down: np.ndarray, up: np.ndarray) -> Any:
+    """Adds down [in, r] up [r, out] to an array [in, out] of NumPy or JAX."""
+    down, up = down.astype(np.float32), up.astype(np.float32)
+    if isinstance(array, np.ndarray):
+        return array + down @ up
+    import jax.numpy as jnp  # imported here because the engine onnxruntime does not need it
+
+    return array + jnp.matmul(down, up, precision="highest")
 
 
 def folder_name(task: str) -> str:
@@ -107,8 +132,9 @@ def read_task_adapters(
     adapters = _adapters_of_subfolders(folder, tasks)
     if factors:
         adapters = _adapters_of_tensors(folder, tasks, content, factors)
+    shapes = {name: array.shape for name, array in plain.items()}
     for adapter in adapters.values():
-        for _ in adapter.products(plain, family):
+        for _ in adapter.products(shapes, family):
             pass  # raises UserError for the first product that does not fit
     if missing := [task for task in tasks if task not in adapters]:
         log(WarningText(f"{folder} lacks the adapters of {', '.join(missing)}, which {file.name} declares"))

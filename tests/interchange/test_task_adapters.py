@@ -133,10 +133,11 @@ def test_names_of_transformers_class_are_read(jina: bert.Pretrained, adapters, f
     expected = jax.device_get(jina.for_task("text-matching").params)
     assert_same(jax.device_get(bert.load(folder).for_task("text-matching").params), expected)
     merged = bert.load(folder, adapter=folder / "text_matching")
-    assert_same(merged.params, expected)
+    jax.tree.map(lambda own, other: np.testing.assert_allclose(own, other, atol=1e-5), merged.params, expected)
     assert not merged.task_adapters
 
 
+@pytest.mark.medium
 def test_embeddings_of_a_task_have_its_weights_and_its_prompt(jina: bert.Pretrained) -> None:
     base = jina.embed(TEXTS)
     for task in TASKS:
@@ -150,6 +151,7 @@ def test_embeddings_of_a_task_have_its_weights_and_its_prompt(jina: bert.Pretrai
     np.testing.assert_array_equal(jina.embed(TEXTS, task="text_matching"), vectors)  # the name of its folder
 
 
+@pytest.mark.medium
 def test_searches_and_similarities_use_the_adapters_for_them(jina: bert.Pretrained) -> None:
     queries, documents = (jina.embed(TEXTS, task=f"retrieval.{name}") for name in ("query", "passage"))
     np.testing.assert_array_equal(jina.embed(TEXTS, prompt="query"), queries)

@@ -108,7 +108,8 @@ class Adapter:
             if ".lora_" not in name:
                 current = family.current_name(name)
                 merged[name_of.get(current, current)] = array
-        for name, rows, left, right in self.products(stored, family):
+        shapes = {name: array.shape for name, array in stored.items()}
+        for name, rows, left, right in self.products(shapes, family):
             if merged[name] is stored[name]:
                 merged[name] = stored[name].astype(np.float32)  # a copy
             total = merged[name][rows]
@@ -117,9 +118,9 @@ class Adapter:
                 total[block] = stored[name][rows][block].astype(np.float64) + left[block] @ right
         return merged
 
-    def products(self, stored: Mapping[str, np.ndarray], family: Family) -> Iterator[Product]:
-        """Yields what is added to the base model's tensors. Raises UserError like `merge`."""
-        name_of = {family.current_name(name): name for name in stored}
+    def products(self, shapes: Mapping[str, tuple[int, ...]], family: Family) -> Iterator[Product]:
+        """Yields what is added to the base model's tensors, given their shapes. Raises UserError like `merge`."""
+        name_of = {family.current_name(name): name for name in shapes}
         for name, array in self.tensors.items():
             module, _, kind = name.rpartition(".lora_")
             if not module or kind not in SECOND_FACTOR:
@@ -127,8 +128,7 @@ class Adapter:
             left, right = self._factors(module, array, kind)
             module_in_file, part, num_parts = family.locate(module)
             stored_name = name_of.get(family.current_name(f"{module_in_file}.weight"), "")
-            shape = stored[stored_name].shape if stored_name in stored else (0,)
-            if (shape[0], *shape[1:]) != (len(left) * num_parts, right.shape[1]):
+            if shapes.get(stored_name) != (len(left) * num_parts, right.shape[1]):
                 raise UserError(
                     f"{self.folder / WEIGHTS}: {module} is {[len(left), right.shape[1]]}, which the base model "
                     f"{self.base} lacks or has in another shape: set base_model_name_or_path to the model that was "
