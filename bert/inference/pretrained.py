@@ -233,21 +233,16 @@ class Pretrained(ModelBundle):
         Raises:
             UserError: the model has no such adapter.
         """
-        name = find_task(self.task_adapters, task, self.source)
-        if name not in self._of_last_task:
-            self._of_last_task.clear()  # frees its weights before others are made
-            self._of_last_task[name] = self._with_adapter(name)
-        return self._of_last_task[name]
-
-    def _with_adapter(self, task: str) -> Pretrained:
-        on_device = self.graph is None and self.engine == "jax"
-        adapter = self.task_adapters[task]
-        params = adapter.merge(self._device_params if on_device else self.params, self.config)
-        pooling = dataclasses.replace(self.pooling_or_default, default_prompt=adapter.prompt)
-        model = self.replace(params=params, pooling=pooling, task_adapters={})
-        if on_device:
-            model.__dict__["_compiled"] = self._compiled.with_params(params)
-        return model
+        name, kept = find_task(self.task_adapters, task, self.source), self._of_last_task
+        if name not in kept:
+            kept.clear()  # frees its weights before others are made
+            on_device, adapter = self.graph is None and self.engine == "jax", self.task_adapters[name]
+            params = adapter.merge(self._device_params if on_device else self.params, self.config)
+            pooling = dataclasses.replace(self.pooling_or_default, default_prompt=adapter.prompt)
+            kept[name] = self.replace(params=params, pooling=pooling, task_adapters={})
+            if on_device:
+                kept[name].__dict__["_compiled"] = self._compiled.with_params(params)
+        return kept[name]
 
     @cached_property
     def _of_last_task(self) -> dict[str, Pretrained]:

@@ -279,3 +279,16 @@ def test_onnx_runtime_has_a_graph_for_each_task(
     assert any(
         "the adapters of retrieval.query, retrieval.passage, text-matching are left out" in line for line in lines
     )
+
+
+@pytest.mark.medium
+def test_training_from_the_model_leaves_its_adapters_out_with_a_warning(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"query": text, "positive": text[::-1]} for text in ("a b c", "d e", "f", "g h", "i k l", "m n")]
+    settings = {"training.steps": 1, "training.batch_size": 2, "data.max_length": 8}
+    run = bert.finetune("embedding", init=folder, train=rows, output_dir=tmp_path / "run", overrides=settings)
+    printed = capsys.readouterr()
+    warning = f"not loaded from {folder}: the adapters of retrieval.query, retrieval.passage, text-matching"
+    assert warning in printed.out + printed.err
+    assert not run.model.task_adapters
