@@ -162,6 +162,36 @@ def test_an_adapter_of_a_deberta_is_read(module: str, tmp_path: Path) -> None:
     assert np.abs(unchanged - ours).max() > 0.01
 
 
+FUSED = {
+    "gte": ["q_proj", "v_proj", "o_proj", "up_proj", "gate_proj", "down_proj"],
+    "jina_embeddings_v3": ["q_proj", "k_proj", "o_proj", "fc1", "fc2", "word_embeddings"],
+}
+
+
+@pytest.mark.parametrize("family", FUSED)
+def test_an_adapter_of_modules_that_files_fuse_is_read(family: str, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    reference = drawn(tmp_path / "base", "BertForSequenceClassification", family, **CASES[family].settings)
+    config = peft.LoraConfig(r=4, target_modules=FUSED[family], task_type="SEQ_CLS", init_lora_weights=False)
+    adapted = peft.get_peft_model(reference, config).eval()
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_embedding_" in name:
+                parameter.mul_(0.1)
+    adapted.save_pretrained(tmp_path / "adapter")
+    ids = np.random.default_rng(1).integers(5, 400, (4, 20))
+    batch = {"input_ids": ids, "token_type_ids": np.zeros_like(ids), "attention_mask": np.ones_like(ids)}
+    with torch.no_grad():
+        expected = adapted(input_ids=torch.tensor(ids), attention_mask=torch.ones(4, 20)).logits.numpy()
+    model, base = bert.load(tmp_path / "base", adapter=tmp_path / "adapter"), bert.load(tmp_path / "base")
+    ours, unchanged = (
+        np.asarray(build_module(each).apply({"params": each.params}, *(batch[name] for name in ARGUMENTS)))
+        for each in (model, base)
+    )
+    np.testing.assert_allclose(ours, expected, atol=2e-4)
+    assert np.abs(unchanged - ours).max() > 0.01
+
+
 def test_several_adapters_share_the_base_model(shared: Path, tmp_path: Path) -> None:
     """Two adapters of one loaded model give the outputs of PEFT with each of them."""
     peft = pytest.importorskip("peft", reason="peft is not installed")

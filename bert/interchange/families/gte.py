@@ -19,6 +19,9 @@ BLOCK, JINA_BLOCK = "gte.encoder.layer.{}", "roberta.encoder.layers.{}"
 GTE_BASE, JINA_BASE = 160_000.0, 20_000.0
 """Defaults of ``rope_theta``."""
 
+FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "up_gate_proj": ("up_proj", "gate_proj")}
+"""Modules of files of GTE, and the modules of transformers' class of which they consist."""
+
 PUBLISHED = {
     "layer_norm_type": "layer_norm",
     "position_embedding_type": "rope",
@@ -56,6 +59,16 @@ def _read_new(content: dict[str, Any]) -> dict[str, Any]:
 def _from_files(config: ModelConfig, tensors: dict[str, Any]) -> dict[str, Any]:
     """Replaces the prefix of the published models."""
     return {re.sub(r"^new\.", "gte.", name): array for name, array in tensors.items()}
+
+
+def _locate_in_gte(module: str) -> tuple[str, int, int]:
+    """Maps a module of transformers' class to the files."""
+    module = re.sub(r"\blayers\.(?=\d)", "encoder.layer.", module).replace("self_attn.", "attention.")
+    stem, _, name = module.rpartition(".")
+    for whole, parts in FUSED.items():
+        if name in parts:
+            return f"{stem}.{whole}", parts.index(name), len(parts)
+    return module, 0, 1
 
 
 def _locate_in_jina(module: str) -> tuple[str, int, int]:
@@ -142,6 +155,7 @@ GTE = Family(
     ),
     read_config=_read_gte,
     write_config=_write_config,
+    locate=_locate_in_gte,
     from_files=_from_files,
 )
 """Files have the names of the published models with another prefix, like files that transformers writes."""
