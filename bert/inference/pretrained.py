@@ -225,7 +225,7 @@ class Pretrained(ModelBundle):
     def for_task(self, task: str) -> Pretrained:
         """Returns the model with the adapter of a task added to its weights, and the task's prompt as default prompt.
 
-        The model of the last task is kept: the device has the weights twice, with and without its adapter.
+        The model of the last task is kept, with its weights on the device.
 
         Args:
             task: one of ``task_adapters``, such as ``retrieval.query`` of Jina embeddings v3.
@@ -237,11 +237,16 @@ class Pretrained(ModelBundle):
         if name not in kept:
             kept.clear()  # frees its weights before others are made
             on_device, adapter = self.graph is None and self.engine == "jax", self.task_adapters[name]
-            params = adapter.merge(self._device_params if on_device else self.params, self.config)
+            if on_device:
+                import jax
+
+                params = adapter.merge(self.params, self.config, jax.device_put)
+            else:
+                params = adapter.merge(self.params, self.config)
             pooling = dataclasses.replace(self.pooling_or_default, default_prompt=adapter.prompt)
             kept[name] = self.replace(params=params, pooling=pooling, task_adapters={})
             if on_device:
-                kept[name].__dict__["_compiled"] = self._compiled.with_params(params)
+                kept[name].__dict__["_compiled"] = self._programs.with_params(kept[name]._device_params)
         return kept[name]
 
     @cached_property
@@ -445,10 +450,15 @@ class Pretrained(ModelBundle):
 
     @cached_property
     def _compiled(self) -> CompiledForward:
+        return self._programs.with_params(self._device_params)
+
+    @cached_property
+    def _programs(self) -> CompiledForward:
+        """The compiled functions, which the models of all tasks share."""
         from bert.inference.compiled import CompiledForward
 
         parts = (self._head_task, self.num_feature_layers, self._jax_dtype)
-        return CompiledForward(self.config, self._device_params, *parts)
+        return CompiledForward(self.config, self.params, *parts)
 
     @property
     def _head_task(self) -> Task | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +51,11 @@ class TaskAdapter:
     prompt: str
     family: Family
 
-    def merge(self, params: Params, config: ModelConfig) -> Params:
-        """Returns the parameters of an encoder with the adapter added, which stay on the host or on the device.
+    def merge(self, params: Params, config: ModelConfig, put: Callable[[Any], Any] = np.asarray) -> Params:
+        """Returns the parameters of an encoder with the adapter added.
+
+        Args:
+            put: converts an array before the adapter is added, for example to an array on the device.
 
         Raises:
             UserError: the adapter does not fit the parameters.
@@ -69,7 +72,7 @@ class TaskAdapter:
             for path in tensor.paths:  # parts along the last axis
                 stop = start + arrays[path].shape[-1]
                 if first <= start and stop <= first + up.shape[1]:
-                    arrays[path] = _add_product(arrays[path], down, up[:, start - first : stop - first])
+                    arrays[path] = _add_product(put(arrays[path]), down, up[:, start - first : stop - first])
                 start = stop
         return traverse_util.unflatten_dict(arrays, sep="/")
 
@@ -133,8 +136,10 @@ def read_task_adapters(
     if factors:
         adapters = _adapters_of_tensors(folder, tasks, content, factors)
     shapes = {name: array.shape for name, array in plain.items()}
-    for adapter in adapters.values():
-        for _ in adapter.products(shapes, family):
+    for task, adapter in adapters.items():
+        tensors = {name: array.astype(np.float32) for name, array in adapter.tensors.items()}
+        adapters[task] = replace(adapter, tensors=tensors)
+        for _ in adapters[task].products(shapes, family):
             pass  # raises UserError for the first product that does not fit
     if missing := [task for task in tasks if task not in adapters]:
         log(WarningText(f"{folder} lacks the adapters of {', '.join(missing)}, which {file.name} declares"))
@@ -160,7 +165,7 @@ def _split_parametrized(stored: dict[str, np.ndarray]) -> tuple[dict[str, np.nda
         match = PARAMETRIZED.search(name)
         module = name if match is None else name[: match.start()]
         if match is not None and match[2]:
-            factors[f"{module}.{match[2]}"] = array.astype(np.float32)
+            factors[f"{module}.{match[2]}"] = array
         else:
             plain[name if match is None else f"{module}.weight"] = array
     return plain, factors

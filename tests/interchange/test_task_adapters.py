@@ -152,6 +152,27 @@ def test_embeddings_of_a_task_have_its_weights_and_its_prompt(jina: bert.Pretrai
 
 
 @pytest.mark.medium
+def test_weights_are_rounded_after_the_adapter_is_added(jina: bert.Pretrained, folder: Path) -> None:
+    merged = dataclasses.replace(jina, params=jax.device_get(jina.for_task("retrieval.query").params), task_adapters={})
+    model = bert.load(folder, dtype="bfloat16")
+    expected = dataclasses.replace(merged, dtype="bfloat16").embed(
+        [PROMPTS["retrieval.query"] + text for text in TEXTS]
+    )
+    np.testing.assert_array_equal(model.embed(TEXTS, task="retrieval.query"), expected)
+    assert np.abs(jina.embed(TEXTS, task="retrieval.query") - expected).max() > 1e-4
+
+
+def test_adapters_in_another_precision_are_read_as_float32(jina: bert.Pretrained, folder: Path) -> None:
+    file = folder / "text_matching" / "adapter_model.safetensors"
+    half = {name: array.astype(np.float16) for name, array in load_file(file).items()}
+    save_file(half, file)
+    adapter = bert.load(folder).task_adapters["text-matching"].adapter
+    assert {array.dtype.name for array in adapter.tensors.values()} == {"float32"}
+    for name, array in adapter.tensors.items():
+        np.testing.assert_array_equal(array, half[name])
+
+
+@pytest.mark.medium
 def test_searches_and_similarities_use_the_adapters_for_them(jina: bert.Pretrained) -> None:
     queries, documents = (jina.embed(TEXTS, task=f"retrieval.{name}") for name in ("query", "passage"))
     np.testing.assert_array_equal(jina.embed(TEXTS, prompt="query"), queries)
