@@ -277,13 +277,14 @@ def families() -> str:
     lines = [
         "The difference is the largest one between transformers and this package, over all hidden states and logits of "
         "a random model in float32 (`benchmarks/families.py`).\n",
-        "| family | `model_type` | classes of transformers | restrictions | difference |",
-        "|---|---|---|---|---|",
+        "| family | `model_type` | tokenizer | classes of transformers | restrictions | difference |",
+        "|---|---|---|---|---|---|",
     ]
     for family in FAMILIES:
         classes = ", ".join(f"`{family.classes[name]}`" for name in ARCHITECTURES if name in family.classes)
         gap = f"{measured[family.model_type]:.0e}" if family.model_type in measured else ""
-        lines.append(f"| {family.title} | `{family.model_type}` | {classes} | {family.restrictions} | {gap} |")
+        cells = (family.title, f"`{family.model_type}`", family.published_tokenizer, classes, family.restrictions, gap)
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -234,20 +234,22 @@ class Pretrained(ModelBundle):
             UserError: the model has no such adapter.
         """
         name, kept = find_task(self.task_adapters, task, self.source), self._of_last_task
-        if name not in kept:
-            kept.clear()  # frees its weights before others are made
-            on_device, adapter = self.graph is None and self.engine == "jax", self.task_adapters[name]
-            if on_device:
-                import jax
+        if (model := kept.get(name)) is not None:
+            return model
+        kept.clear()  # frees its weights before others are made
+        on_device, adapter = self.graph is None and self.engine == "jax", self.task_adapters[name]
+        if on_device:
+            import jax
 
-                params = adapter.merge(self.params, self.config, jax.device_put)
-            else:
-                params = adapter.merge(self.params, self.config)
-            pooling = dataclasses.replace(self.pooling_or_default, default_prompt=adapter.prompt)
-            kept[name] = self.replace(params=params, pooling=pooling, task_adapters={})
-            if on_device:
-                kept[name].__dict__["_compiled"] = self._programs.with_params(kept[name]._device_params)
-        return kept[name]
+            params = adapter.merge(self.params, self.config, jax.device_put)
+        else:
+            params = adapter.merge(self.params, self.config)
+        pooling = dataclasses.replace(self.pooling_or_default, default_prompt=adapter.prompt)
+        model = self.replace(params=params, pooling=pooling, task_adapters={})
+        if on_device:
+            model.__dict__["_compiled"] = self._programs.with_params(model._device_params)
+        kept[name] = model
+        return model
 
     @cached_property
     def _of_last_task(self) -> dict[str, Pretrained]:

@@ -131,6 +131,7 @@ class Family:
         prefix: prefix of the encoder's parameter names. Files of a bare encoder omit it.
         classes: maps supported architectures to their transformers classes.
         vocabulary: the only kind of vocabulary that this family supports; None for any.
+        published_tokenizer: kind of tokenizer of the published models, for the documentation. Others are read as well.
         own_tokenizer: how the family's transformers tokenizer differs from BERT's; None if it does not.
         names: names of the parameters in files.
         may_lack_segments: whether its classes have models without segments. If false, a model without segments that is
@@ -168,6 +169,7 @@ class Family:
     prefix: str
     classes: Mapping[str, str]
     vocabulary: VocabularyKind | None = None
+    published_tokenizer: str = "WordPiece"
     own_tokenizer: str | None = None
     names: Names
     may_lack_segments: bool = False

@@ -199,6 +199,7 @@ def _is_albert(config: ModelConfig, architecture: str) -> bool:
 ALBERT = Family(
     model_type="albert",
     title="ALBERT",
+    published_tokenizer="SentencePiece (Unigram)",
     restrictions="Several layers per group (`inner_group_num`) are an error.",
     prefix="albert",
     classes=ALBERT_CLASSES,

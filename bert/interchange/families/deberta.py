@@ -173,6 +173,7 @@ NAMES = {
 DEBERTA = Family(
     model_type="deberta-v2",
     title="DeBERTa-v3",
+    published_tokenizer="SentencePiece (Unigram)",
     restrictions="Versions 2 and 3. The heads of v3's pretraining are not read. A convolution with groups or with "
     "another activation than the layers (`conv_act`), and MLM heads other than transformers' default (`legacy`) are "
     "errors.",
@@ -212,6 +213,7 @@ DEBERTA_V1 = dataclasses.replace(
     DEBERTA,
     model_type="deberta",
     title="DeBERTa",
+    published_tokenizer="byte-level BPE",
     restrictions="Version 1. The heads of its pretraining are not read. MLM heads other than transformers' default "
     "(`legacy`) are errors.",
     classes={name: kind for name, kind in class_names("Deberta").items() if name != "BertForMultipleChoice"},

@@ -161,6 +161,7 @@ NAMES = {
 ENCODER_DECODER = Family(
     model_type="encoder-decoder",
     title="encoder-decoder of two BERTs",
+    published_tokenizer="any",
     prefix="",
     classes={"BertForSequenceToSequence": "EncoderDecoderModel"},
     names=Names(NAMES),

@@ -79,6 +79,7 @@ def _from_files(config: ModelConfig, tensors: dict[str, Any]) -> dict[str, Any]:
 ESM = Family(
     model_type="esm",
     title="ESM",
+    published_tokenizer="one token per amino acid",
     restrictions="The regression of contacts is not read. The tokenizer is `vocab.txt`.",
     prefix="esm",
     classes={

@@ -53,6 +53,7 @@ def _write_config(config: ModelConfig, special: SpecialTokenIds) -> dict[str, An
 EUROBERT = Family(
     model_type="eurobert",
     title="EuroBERT",
+    published_tokenizer="byte-level BPE",
     restrictions="A `rope_type` other than `default`, `linear` and `yarn` is an error.",
     prefix="model",
     classes={

@@ -184,6 +184,7 @@ GEMMA = dataclasses.replace(
     LLAMA,
     model_type="gemma",
     title="Gemma",
+    published_tokenizer="SentencePiece (BPE)",
     restrictions="Classifiers read the last token of a row.",
     classes={"Bert": "GemmaModel"} | {f"Bert{head}": f"Gemma{head}" for head in HEADS},
     names=Names(NAMES),

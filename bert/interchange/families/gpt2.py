@@ -46,6 +46,7 @@ def _write_config(config: ModelConfig, special: SpecialTokenIds) -> dict[str, An
 GPT2 = Family(
     model_type="gpt2",
     title="GPT-2",
+    published_tokenizer="byte-level BPE",
     prefix="transformer",
     classes={
         "Bert": "GPT2Model",

@@ -219,6 +219,7 @@ KEYS = {
 LLAMA = Family(
     model_type="llama",
     title="Llama",
+    published_tokenizer="SentencePiece (BPE), byte-level BPE",
     restrictions="A `rope_type` other than `default`, `linear` and `yarn`, and sliding windows are errors. Classifiers "
     "read the last token of a row, the end token included.",
     prefix="model",

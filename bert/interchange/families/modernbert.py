@@ -165,6 +165,7 @@ HEAD = {
 MODERNBERT = Family(
     model_type="modernbert",
     title="ModernBERT",
+    published_tokenizer="byte-level BPE",
     restrictions="A `rope_type` other than `default`, biases in some kinds of layers only, and another order of local "
     "and global layers are errors.",
     prefix="model",

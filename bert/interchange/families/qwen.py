@@ -49,6 +49,7 @@ QWEN2 = dataclasses.replace(
     LLAMA,
     model_type="qwen2",
     title="Qwen2",
+    published_tokenizer="byte-level BPE",
     classes={name: class_name.replace("Llama", "Qwen2") for name, class_name in LLAMA.classes.items()},
     limits={
         **LLAMA.limits,
@@ -70,6 +71,7 @@ QWEN3 = dataclasses.replace(
     QWEN2,
     model_type="qwen3",
     title="Qwen3",
+    published_tokenizer="byte-level BPE",
     classes={name: class_name.replace("Llama", "Qwen3") for name, class_name in LLAMA.classes.items()},
     limits={
         **LLAMA.limits,

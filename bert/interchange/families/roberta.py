@@ -49,6 +49,7 @@ def _write_config(config: ModelConfig, special: SpecialTokenIds) -> dict[str, An
 ROBERTA = Family(
     model_type="roberta",
     title="RoBERTa",
+    published_tokenizer="byte-level BPE",
     prefix="roberta",
     classes=class_names("Roberta"),
     names=Names(
@@ -70,13 +71,19 @@ ROBERTA = Family(
 )
 
 XLM_ROBERTA = dataclasses.replace(
-    ROBERTA, model_type="xlm-roberta", title="XLM-RoBERTa", classes=class_names("XLMRoberta"), vocabulary="unigram"
+    ROBERTA,
+    model_type="xlm-roberta",
+    title="XLM-RoBERTa",
+    published_tokenizer="SentencePiece (Unigram)",
+    classes=class_names("XLMRoberta"),
+    vocabulary="unigram",
 )
 
 CAMEMBERT = dataclasses.replace(
     XLM_ROBERTA,
     model_type="camembert",
     title="CamemBERT",
+    published_tokenizer="SentencePiece (Unigram)",
     restrictions="Exported as XLM-RoBERTa, which is the same model.",
     classes=class_names("Camembert"),
 )
@@ -124,6 +131,7 @@ XLM_ROBERTA_XL = dataclasses.replace(
     ROBERTA_PRELAYERNORM,
     model_type="xlm-roberta-xl",
     title="XLM-RoBERTa-XL",
+    published_tokenizer="SentencePiece (Unigram)",
     prefix="roberta",
     classes=class_names("XLMRobertaXL"),
     vocabulary="unigram",

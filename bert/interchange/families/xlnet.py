@@ -111,6 +111,7 @@ def _to_files(config: ModelConfig, tensors: dict[str, Any]) -> dict[str, Any]:
 XLNET = Family(
     model_type="xlnet",
     title="XLNet",
+    published_tokenizer="SentencePiece (Unigram)",
     prefix="transformer",
     classes={
         "Bert": "XLNetModel",
