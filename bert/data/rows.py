@@ -51,6 +51,11 @@ class TokenRows:
         """[R] index of the input of each row; several rows of a long input have the same one."""
         return np.arange(len(self))
 
+    @property
+    def can_be_packed(self) -> bool:
+        """Whether all tokens of a row attend to each other, so that rows may share a row of a batch."""
+        return True
+
     def batch(self, rows: np.ndarray, length: int, batch_size: int) -> dict[str, np.ndarray]:
         """Returns the batch of some rows, padded to T = ``length`` tokens and B = ``batch_size`` rows.
 

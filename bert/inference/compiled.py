@@ -83,14 +83,17 @@ class CompiledForward(BatchedForward):
     def _embed_rows(
         self, features: TokenRows, pooling: Pooling, batch_size: int, skipped: np.ndarray | None
     ) -> Batches:
-        packed = None if pooling.is_lexical else pack_if_shorter(features, self._config, batch_size, BUCKETS)
+        packed = None
+        if features.can_be_packed and not pooling.is_lexical:
+            packed = pack_if_shorter(features, self._config, batch_size, BUCKETS)
         if packed is None:
             yield from super()._embed_rows(features, pooling, batch_size, skipped)
             return
         for texts, hidden in self._encode_packed(packed, features):
             left_out = None if skipped is None else skipped[texts]
             vectors = pooling.of_sequences(hidden, features.lengths[texts], left_out)
-            check_finite(features.input_numbers[texts], vectors)
+            numbers = features.input_numbers[texts]
+            check_finite(np.repeat(numbers, features.lengths[texts]) if pooling.has_token_vectors else numbers, vectors)
             yield texts, vectors
 
     def _encode_packed(self, packed: PackedRows, features: TokenRows) -> Batches:

@@ -15,6 +15,7 @@ import numpy as np
 from bert.config import ModelConfig
 from bert.data.batching import bucket_length, evaluation_batches
 from bert.data.inputs import check_count
+from bert.data.late_interaction import ScoredRows
 from bert.data.pretraining.packing import assign_packs, packing_arrays
 from bert.data.rows import QueryDocumentRows, Rows, TokenRows
 from bert.data.windows import WindowedRows, outputs_of_texts
@@ -106,13 +107,14 @@ class EncodeOutput(NamedTuple):
         last_hidden_state: [B, T, D] float32, zero at padding.
         pooled_output: [B, D] float32; None without a pooler.
         attention_mask: [B, T] int32, 1 for tokens and 0 for padding.
-        embeddings: [B, E] float32, pooled as configured by the model (`Pretrained.pooling`).
+        embeddings: [B, E] float32, pooled as configured by the model (`Pretrained.pooling`); a list of arrays [T_i, E]
+            if a text has an embedding per token.
     """
 
     last_hidden_state: np.ndarray
     pooled_output: np.ndarray | None
     attention_mask: np.ndarray
-    embeddings: np.ndarray
+    embeddings: Any
 
 
 Batches = Iterator[tuple[np.ndarray, Any]]
@@ -242,29 +244,41 @@ class BatchedForward(ABC):
             mask = (np.arange(states.shape[1]) < features.lengths[rows, None]).astype(np.int32)
             yield rows, pooling(states, mask, None if skipped is None else skipped[rows])
 
+    def embed_tokens(self, features: ScoredRows, pooling: Pooling, batch_size: int) -> list[np.ndarray]:
+        """Computes the embeddings of the scored tokens of each row, R arrays [T_i, E] float32."""
+        check_count("batch_size", batch_size)
+        embeddings = [np.zeros((0, pooling.embedding_size(self._config)), np.float32)] * len(features)
+        for rows, vectors in self._embed_rows(features, pooling, batch_size, None):
+            ends = np.cumsum(features.lengths[rows])
+            for row, start, end in zip(rows.tolist(), ends - features.lengths[rows], ends, strict=True):
+                embeddings[row] = features.vectors_of(row, vectors[start:end])
+        return embeddings
+
     def embed_groups(self, groups: QueryDocumentRows, pooling: Pooling, batch_size: int) -> Outputs:
         """Computes the concatenated embeddings of each row's query and documents. Missing documents are zero."""
         return outputs_of_texts(groups, lambda rows: list(self.embed(rows, pooling, batch_size)), pooling.normalize)
 
-    def encode_all(self, features: TokenRows, pooling: Pooling, batch_size: int) -> EncodeOutput:
+    def encode_all(self, features: TokenRows | ScoredRows, pooling: Pooling, batch_size: int) -> EncodeOutput:
         """Computes hidden states, pooled outputs and embeddings of all rows, padded to the longest row."""
         count, max_length, width = len(features), int(features.lengths.max(initial=0)), self._config.hidden_size
         hidden = np.zeros((count, max_length, width), np.float32)
         pooled = np.zeros((count, width), np.float32)
-        size = pooling.embedding_size(self._config)
-        embeddings = (
-            self.embed(features, pooling, batch_size) if pooling.is_lexical else np.zeros((count, size), np.float32)
-        )
+        embeddings: Any = np.zeros((count, pooling.embedding_size(self._config)), np.float32)
+        if isinstance(features, ScoredRows):
+            embeddings = self.embed_tokens(features, pooling, batch_size)
+        elif pooling.is_lexical:
+            embeddings = self.embed(features, pooling, batch_size)
         mask = (np.arange(max_length) < features.lengths[:, None]).astype(np.int32)
         for rows, output in self.encode(features, batch_size):
             states = output.last_hidden_state[: len(rows), :max_length]
             token_mask = mask[rows, : states.shape[1]]
             hidden[rows, : states.shape[1]] = states * token_mask[:, :, None]
-            if not pooling.is_lexical:
+            if not (pooling.is_lexical or pooling.has_token_vectors):
                 embeddings[rows] = pooling(states, token_mask)
             if output.pooled_output is not None:
                 pooled[rows] = output.pooled_output[: len(rows)]
-        check_finite(range(count), embeddings)
+        if not pooling.has_token_vectors:
+            check_finite(range(count), embeddings)
         return EncodeOutput(hidden, pooled if self.has_pooler else None, mask, embeddings)
 
     def apply_head(self, features: Rows, batch_size: int) -> Outputs:

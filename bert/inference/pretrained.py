@@ -23,6 +23,7 @@ from bert.inference import evaluation, export, scoring
 from bert.inference import generate as generation
 from bert.inference import search as retrieval
 from bert.inference.forward import BUCKETS, BatchedForward, EncodeOutput
+from bert.inference.late_interaction import require_whole_texts, rows_of_texts
 from bert.interchange.bundle import ModelBundle
 from bert.interchange.task_adapters import TASK_OF_PROMPT, find_task
 from bert.model.names import ENCODER_DECODER
@@ -168,6 +169,8 @@ class Pretrained(ModelBundle):
             UserError: an input is not a text or a pair of texts, or ``batch_size`` is below 1.
         """
         rows, pooling = self._texts_to_pool(texts)
+        if pooling.has_token_vectors:
+            return self._forward.encode_all(rows_of_texts(self, rows), pooling, batch_size)
         return self._forward.encode_all(self._features(rows, pooling.max_length), pooling, batch_size)
 
     def embed(
@@ -178,8 +181,10 @@ class Pretrained(ModelBundle):
         *,
         task: str | None = None,
         long_texts: LongTextMode | None = None,
-    ) -> np.ndarray:
-        """Returns the embeddings of texts, [B, E] float32, or [E] for a string.
+    ) -> Any:
+        """Returns the embeddings of texts, an array [B, E] float32, or [E] for a string.
+
+        A model of late interaction has an embedding per token. It returns a list of arrays [T_i, E], one per text.
 
         At most two batches of hidden states are in memory at a time. Many short texts are packed into shared rows, in
         which each text attends only to itself, to avoid padding.
@@ -219,6 +224,9 @@ class Pretrained(ModelBundle):
             texts = [start + text if isinstance(text, str) else text for text in texts]
         rows, pooling = self._texts_to_pool(texts)
         data = with_long_texts(self.data, long_texts)
+        if pooling.has_token_vectors:
+            require_whole_texts(self, data.long_texts)
+            return self._forward.embed_tokens(rows_of_texts(self, rows, prompt), pooling, batch_size)
         settings = LongTexts.of(data)._replace(max_length=self.longest_text)
         return self._forward.embed(encode_texts(self.tokenizer, rows, settings), pooling, batch_size, skipped)
 

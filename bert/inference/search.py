@@ -15,7 +15,9 @@ from bert.config.finetuning import ColumnsConfig
 from bert.data.inputs import Text, as_filled_texts, check_count
 from bert.data.records import read_records
 from bert.errors import UserError, quoted, renamed_argument
+from bert.inference.late_interaction import token_embeddings
 from bert.interchange.task_adapters import SIMILARITY_TASK
+from bert.model.late_interaction import TOKEN_SIMILARITIES
 from bert.model.pooling import Pooling
 from bert.tasks.base import Task
 from bert.tasks.columns import json_lines
@@ -74,15 +76,18 @@ def similarity(
     """Returns the similarity of each text with each of the others, [A, B] float32. A string is one text.
 
     It is the cosine, unless a sentence-transformers folder declares another one (``model.pooling.similarity``). A model
-    with an adapter of the task ``text-matching`` uses it.
+    with an adapter of the task ``text-matching`` uses it. In late interaction, ``texts`` are read as queries and
+    ``others`` as documents (`bert.model.late_interaction.max_sim`).
 
     Raises:
         UserError: see `embed`.
     """
+    pooling = model.pooling_or_default
+    prompts = ("query", "document") if pooling.has_token_vectors else (None, None)
     sides = ([side] if isinstance(side, str) else side for side in (texts, others))
     task = SIMILARITY_TASK if SIMILARITY_TASK in model.task_adapters else None
-    embeddings = (model.embed(side, batch_size, task=task) for side in sides)
-    similarities: np.ndarray = model.pooling_or_default.compare(*embeddings)
+    embeddings = (model.embed(side, batch_size, prompt, task=task) for side, prompt in zip(sides, prompts, strict=True))
+    similarities: np.ndarray = pooling.compare(*embeddings)
     return similarities
 
 
@@ -103,8 +108,9 @@ def search(
         corpus: one of the following.
 
             - Texts.
-            - Embeddings [N, D] from ``embed(texts, prompt="document")``, for repeated searches. Sparse ones may be an
-              array of ``scipy.sparse`` by rows, such as ``csr_array``.
+            - Embeddings from ``embed(texts, prompt="document")``, for repeated searches: an array [N, D], or the list
+              of a model of late interaction. Sparse ones may be an array of ``scipy.sparse`` by rows, such as
+              ``csr_array``.
             - A FAISS index of embeddings with the inner product as metric, for cosines of embeddings of length 1. It
               may return fewer than ``top_k`` documents; missing ones have the index -1.
         top_k: number of documents per query, at most the size of the corpus.
@@ -120,6 +126,8 @@ def search(
     check_count("top_k", top_k)
     queries = as_filled_texts("query", queries)
     width, similarity = model.embedding_size, model.pooling_or_default.similarity
+    if similarity in TOKEN_SIMILARITIES:
+        return _search_tokens(model, queries, corpus, top_k, batch_size)
     if isinstance(corpus, VectorIndex):
         _check_index(corpus, width, model.source, similarity)
         vectors = model.embed(queries, batch_size, "query")
@@ -140,6 +148,24 @@ def search(
     if not (count := documents.shape[0] if _is_sparse(documents) else len(documents)):
         raise UserError("the corpus has no documents: pass at least one")
     return find_nearest(model.embed(queries, batch_size, "query"), blocks, min(top_k, count), similarity)
+
+
+def _search_tokens(
+    model: Any, queries: Sequence[Text], corpus: Any, top_k: int, batch_size: int
+) -> SearchResults:
+    """Searches with an embedding per token. Raises UserError as in `search`."""
+    pooling = model.pooling_or_default
+    documents: Any = token_embeddings(corpus, model.embedding_size, model.source)
+    if documents is not None:
+        blocks: Iterable[Any] = blocks_of(documents)
+    else:
+        documents = as_filled_texts("document", corpus)
+        width = model.embedding_size * (pooling.interaction.document_length or model.longest_text)
+        blocks = (model.embed(documents[block], batch_size, "document") for block in _slices(len(documents), width))
+    if not documents:
+        raise UserError("the corpus has no documents: pass at least one")
+    vectors = model.embed(queries, batch_size, "query")
+    return find_nearest(vectors, blocks, min(top_k, len(documents)), pooling.similarity)
 
 
 def _is_sparse(corpus: Any) -> bool:
@@ -166,16 +192,18 @@ def _check_index(index: VectorIndex, width: int, source: str, similarity: str) -
 
 
 def find_nearest(
-    queries: np.ndarray, blocks: Iterable[np.ndarray], top_k: int, similarity: str = "cosine"
+    queries: Any, blocks: Iterable[Any], top_k: int, similarity: str = "cosine"
 ) -> SearchResults:
     """Returns the ``top_k`` documents with the highest similarity. Ties keep their order.
 
     Args:
-        blocks: [n, D] vectors of the documents in order.
+        queries: [Q, D] vectors, or a list of arrays [T_i, D] if there is one vector per token.
+        blocks: [n, D] vectors of the documents in order, or lists of arrays [T_i, D].
         top_k: K, at most the number of documents.
-        similarity: one of `bert.model.pooling.SIMILARITIES`.
+        similarity: one of `bert.model.pooling.SIMILARITIES` or `bert.model.late_interaction.TOKEN_SIMILARITIES`.
     """
-    queries = _unit(queries) if similarity == "cosine" else np.asarray(queries, np.float32)
+    if similarity not in TOKEN_SIMILARITIES:
+        queries = _unit(queries) if similarity == "cosine" else np.asarray(queries, np.float32)
     indices = np.zeros((len(queries), 0), np.int64)
     scores = np.zeros((len(queries), 0), np.float32)
     start = 0
@@ -191,12 +219,13 @@ def find_nearest(
     return SearchResults(indices, scores)
 
 
-def _comparison(documents: np.ndarray, similarity: str) -> Callable[[np.ndarray], np.ndarray]:
+def _comparison(documents: Any, similarity: str) -> Callable[[Any], np.ndarray]:
     """Returns the function from queries [q, D], for cosines of length 1, to their similarities with documents."""
     if similarity == "cosine":
         vectors, lengths = _measured(documents)
         return lambda queries: queries @ vectors.T / lengths
-    pooling, vectors = Pooling(similarity=similarity), np.asarray(documents, np.float32)
+    pooling = Pooling(similarity=similarity)
+    vectors = documents if similarity in TOKEN_SIMILARITIES else np.asarray(documents, np.float32)
     return lambda queries: np.nan_to_num(pooling.compare(queries, vectors), nan=-np.inf)
 
 
@@ -235,8 +264,8 @@ def _finite_blocks(vectors: Any) -> Iterator[np.ndarray]:
         yield block
 
 
-def blocks_of(vectors: np.ndarray) -> list[np.ndarray]:
-    """Splits vectors [N, D] into blocks."""
+def blocks_of(vectors: Any) -> list[Any]:
+    """Splits vectors [N, D], or a list of N arrays, into blocks."""
     return [vectors[rows] for rows in _slices(len(vectors))]
 
 
@@ -245,7 +274,7 @@ def rank(
 ) -> list[RankedDocument]:
     """Returns the documents sorted by a cross-encoder's score for the pair of query and document.
 
-    Documents with equal scores keep their order.
+    A model of late interaction sorts by `similarity`. Documents with equal scores keep their order.
 
     Args:
         query: a text.
@@ -256,10 +285,15 @@ def rank(
     Raises:
         UserError: the model does not classify or score pairs of texts, it lacks the label, or a text is empty.
     """
-    task = model.require_pair_scores(label)
+    is_late = model.task is None and model.pooling_or_default.has_token_vectors
+    task = None if is_late else model.require_pair_scores(label)
     [text] = as_filled_texts("query", [query])
-    pairs = [(text, document) for document in as_filled_texts("document", documents)]
-    scores = [task.pair_score(answer, label) for answer in model.answers(task.without_limits(), pairs, batch_size)]
+    documents = as_filled_texts("document", documents)
+    if task is None:
+        scores = model.similarity(text, documents, batch_size)[0].tolist()
+    else:
+        answers = model.answers(task.without_limits(), [(text, document) for document in documents], batch_size)
+        scores = [task.pair_score(answer, label) for answer in answers]
     ranked = [RankedDocument(number, score) for number, score in enumerate(scores)]
     return sorted(ranked, key=lambda document: -document.score)
 
@@ -404,11 +438,12 @@ def _retrieve(
     vectors = model.embed(list(distinct), batch_size, "query")
     blocks = blocks_of(model.embed(documents, batch_size, "document"))
     nearest = find_nearest(vectors, blocks, min(top_k, len(documents)), similarity)
-    answers = list(dict.fromkeys(positives))
-    vector_of = dict(zip(answers, model.embed(answers, batch_size, "document"), strict=True))
+    answers = {positive: index for index, positive in enumerate(dict.fromkeys(positives))}
+    answer_vectors = model.embed(list(answers), batch_size, "document")
     for query, positive in zip(queries, positives, strict=True):
-        index = distinct[query]
-        score = find_nearest(vectors[index][None], [vector_of[positive][None]], 1, similarity).scores[0, 0]
+        index, answer = distinct[query], answers[positive]
+        pair = (vectors[index : index + 1], [answer_vectors[answer : answer + 1]])
+        score = find_nearest(*pair, 1, similarity).scores[0, 0]
         scored = zip(nearest.indices[index], map(float, nearest.scores[index]), strict=True)
         yield float(score), [(documents[number], score) for number, score in scored]
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from bert.errors import LOGGER, UserError, first_line
 from bert.interchange.generation_files import GENERATION_CONFIG, TARGET_TOKENIZER
-from bert.interchange.sentence_transformers.names import PROMPTS, TEXT_SETTINGS
+from bert.interchange.sentence_transformers.late_interaction import STANFORD_METADATA
+from bert.interchange.sentence_transformers.names import MULTI_VECTOR_MASK, PROMPTS, TEXT_SETTINGS
 from bert.tokenizer.sentencepiece import FILES as SENTENCEPIECE_FILES
 
 _NAMES = [
@@ -47,6 +48,8 @@ SETTINGS = [
     "*Pooling/config.json",
     "*_Dense/config.json",
     "*_Normalize/config.json",
+    f"*_{MULTI_VECTOR_MASK}/config.json",
+    STANFORD_METADATA,
 ]
 PARTS_WEIGHTS = [
     "adapter_model.safetensors",

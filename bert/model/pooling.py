@@ -13,6 +13,7 @@ import numpy as np
 
 from bert.config import ModelConfig
 from bert.errors import require
+from bert.model.late_interaction import MEAN_MAX_SIM, TOKEN_SIMILARITIES, TOKENS, LateInteraction, max_sim
 
 MODES = ("cls", "max", "mean", "mean_sqrt_len", "weightedmean", "lasttoken")
 """Pooling modes, in the order in which sentence-transformers concatenates the modes enabled in older files."""
@@ -42,6 +43,7 @@ class Pooling:
             - weightedmean: their mean weighted by position, counted from 1.
             - lasttoken: the last token.
             - sum: the sum of the tokens, of logits.
+            - tokens: one embedding per token, for late interaction.
         normalize: whether to scale embeddings to length 1.
         max_length: maximum number of tokens of a text; None for the model's maximum.
         lowercase: whether to lower-case texts before tokenization, even if the tokenizer is cased.
@@ -51,10 +53,12 @@ class Pooling:
         include_prompt: whether to include the tokens of a prompt in the pooling.
         truncate_dim: number of leading features to keep after scaling; None for all.
         dense: layers applied to the pooled vector, in order.
-        similarity: one of `SIMILARITIES`, by which embeddings are compared.
+        similarity: one of `SIMILARITIES`, by which embeddings are compared; of lists of embeddings per token one of
+            `bert.model.late_interaction.TOKEN_SIMILARITIES`.
         num_log1p: how often log(1 + x) is applied to the positive masked-LM logits that are pooled in place of hidden
             states. Embeddings then weight the words of the vocabulary, and most weights are 0: SPLADE, with 1 (Formal
             et al. 2021, equation 1). 0 pools hidden states.
+        interaction: which tokens have embeddings in the mode ``tokens``.
     """
 
     mode: str = "mean"
@@ -69,6 +73,12 @@ class Pooling:
     default_prompt: str = ""
     similarity: str = "cosine"
     num_log1p: int = 0
+    interaction: LateInteraction = LateInteraction()
+
+    @property
+    def has_token_vectors(self) -> bool:
+        """Whether a text has an embedding per token."""
+        return self.mode == TOKENS
 
     @property
     def is_lexical(self) -> bool:
@@ -98,7 +108,7 @@ class Pooling:
             skipped: [B], number of leading tokens of each row to leave out; None for none.
 
         Returns:
-            [B, E] float32; E is the `embedding_size`.
+            [B, E] float32; E is the `embedding_size`. With the mode ``tokens``, [tokens, E] for the tokens of all rows.
         """
         if skipped is not None:
             skipped = np.minimum(skipped, attention_mask.sum(axis=1) - 1)
@@ -121,7 +131,7 @@ class Pooling:
             skipped: see `__call__`.
 
         Returns:
-            [B, E] float32.
+            [B, E] float32; [tokens, E] with the mode ``tokens``.
         """
         positions = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         if skipped is not None:
@@ -130,8 +140,13 @@ class Pooling:
             hidden_states, positions, lengths = hidden_states[kept], positions[kept], lengths - skipped
         return self._finish([_pool_sequences(mode, hidden_states, lengths, positions) for mode in self.modes])
 
-    def compare(self, embeddings: np.ndarray, others: np.ndarray) -> np.ndarray:
-        """Returns the similarity of each embedding [A, E] with each of the others [B, E], [A, B] float32."""
+    def compare(self, embeddings: Any, others: Any) -> np.ndarray:
+        """Returns the similarity of each embedding [A, E] with each of the others [B, E], [A, B] float32.
+
+        The sides are lists of arrays [T_i, E] if a text has an embedding per token.
+        """
+        if self.similarity in TOKEN_SIMILARITIES:
+            return max_sim(embeddings, others, mean=self.similarity == MEAN_MAX_SIM)
         if self.similarity in ("cosine", "dot"):
             products: np.ndarray = embeddings @ others.T
             if self.similarity == "dot":
@@ -174,6 +189,8 @@ class Pooling:
 
 def _pool_rows(mode: str, hidden_states: Any, attention_mask: Any) -> Any:
     xp = hidden_states.__array_namespace__()
+    if mode == TOKENS:
+        return hidden_states[attention_mask > 0]
     rows, mask = xp.arange(hidden_states.shape[0]), attention_mask[:, :, None]
     if mode == "cls":
         return hidden_states[rows, attention_mask.argmax(axis=1)]
@@ -191,6 +208,8 @@ def _pool_rows(mode: str, hidden_states: Any, attention_mask: Any) -> Any:
 
 def _pool_sequences(mode: str, hidden_states: np.ndarray, lengths: np.ndarray, positions: np.ndarray) -> np.ndarray:
     """Pools concatenated sequences, [tokens, D] -> [B, D], given the position of each token in its sequence."""
+    if mode == TOKENS:
+        return hidden_states
     ends = np.cumsum(lengths)
     starts = ends - lengths
     if mode in ("cls", "lasttoken"):

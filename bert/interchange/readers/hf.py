@@ -26,6 +26,7 @@ from bert.interchange.families.gte import published_as_jina
 from bert.interchange.generation_files import read_decoding, read_target_tokenizer, warn_unread_decoding
 from bert.interchange.names import ARCHITECTURES_WITH_LABELS, check_layers
 from bert.interchange.readers.peft import is_adapter, read_adapter, tokenizer_folder
+from bert.interchange.sentence_transformers import late_interaction
 from bert.interchange.sentence_transformers.cross_encoder import read_score_activation
 from bert.interchange.sentence_transformers.reader import encoder_folder, fit_to_model, read_pooling
 from bert.interchange.stored_params import StoredParams
@@ -110,6 +111,8 @@ def read_hf_model(
     task_settings = read_task_settings(content, architecture, file)
     label_thresholds = read_label_thresholds(content, len(labels), file)
     tokenizer = _tokenizer(texts, folder, config, family, log)
+    if pooling is not None and pooling.has_token_vectors:
+        pooling = late_interaction.fit_to_tokenizer(pooling, tokenizer, config, root, texts, log)
     target_tokenizer, decoding = None, None
     if architecture == "BertForCausalLM":
         warn_unread_decoding(folder, log)
@@ -120,6 +123,8 @@ def read_hf_model(
     task_adapters: dict[str, TaskAdapter] = {}
     if known is None:
         stored, source = read_tensors(folder)
+        if late_interaction.is_stanford(folder):
+            stored.pop(late_interaction.PROJECTION, None)
         if architecture == "Bert":
             stored, task_adapters = read_task_adapters(folder, content, family, stored, log)
         if adapter is not None:
@@ -216,6 +221,8 @@ def _family(content: dict[str, Any], file: Path) -> tuple[Family, dict[str, Any]
     if family is None:
         known = ", ".join(family.model_type for family in FAMILIES)
         raise UserError(f"{file}: model_type is {shorten(model_type)}: use a model of one of the types {known}")
+    if _declared_class(content) == late_interaction.STANFORD:
+        content = {**content, "architectures": [family.classes["Bert"]]}
     try:
         return family, family.flatten(content)
     except UserError as error:

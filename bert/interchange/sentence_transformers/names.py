@@ -14,6 +14,15 @@ PROMPTS = "config_sentence_transformers.json"
 SPARSE_ENCODER = "SparseEncoder"
 """Model type of embeddings that pool masked-LM logits."""
 
+MULTI_VECTOR_ENCODER = "MultiVectorEncoder"
+"""Model type of an embedding per token."""
+
+MULTI_VECTOR_MASK = "MultiVectorMask"
+"""Module that chooses the tokens with an embedding."""
+
+TOKEN_EMBEDDINGS = "token_embeddings"
+"""Name of the vectors of tokens, which modules read and write."""
+
 NUM_LOG1P = {"relu": 1, "log1p_relu": 2}
 """Values of ``activation_function`` of SpladePooling, and the corresponding `Pooling.num_log1p`."""
 

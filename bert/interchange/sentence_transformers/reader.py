@@ -14,8 +14,17 @@ from bert.config import ModelConfig
 from bert.errors import UserError, WarningText, shorten
 from bert.files import read_json, read_json_object
 from bert.interchange.names import EMBEDDING
-from bert.interchange.sentence_transformers.names import NUM_LOG1P, PROMPTS, SPARSE_ENCODER, TEXT_SETTINGS
-from bert.interchange.tensor_files import read_tensors
+from bert.interchange.sentence_transformers import late_interaction
+from bert.interchange.sentence_transformers.names import (
+    MULTI_VECTOR_MASK,
+    NUM_LOG1P,
+    PROMPTS,
+    SPARSE_ENCODER,
+    TEXT_SETTINGS,
+    TOKEN_EMBEDDINGS,
+)
+from bert.interchange.tensor_files import read_tensors, weight_files
+from bert.model.late_interaction import MAX_SIM, TOKEN_SIMILARITIES, TOKENS
 from bert.model.pooling import (
     ACTIVATIONS,
     CONCATENATED,
@@ -34,19 +43,26 @@ KNOWN_SETTINGS = (
 """Keys of that file that are applied, have no effect, or have a separate message."""
 
 TEXT_SETTINGS_READ: dict[str, Any] = {
-    "module_output_name": "token_embeddings",
+    "module_output_name": TOKEN_EMBEDDINGS,
     "processing_kwargs": {},
-    "query_length": None,
-    "document_length": None,
-    "query_expansion": None,
+    **dict.fromkeys(late_interaction.LENGTH_KEYS),
 }
-"""Keys of `TEXT_SETTINGS` with a single supported value."""
+"""Keys of `TEXT_SETTINGS` with a single supported value. The last ones are applied for an embedding per token."""
 
 ORDER = re.compile("Transformer( Pooling( Dense)*( Normalize)?)?|(MLM)?Transformer SpladePooling")
 """Supported sequences of modules."""
 
+LATE_ORDER = re.compile(f"Transformer( Dense)*( {MULTI_VECTOR_MASK}( Normalize)?| Normalize( {MULTI_VECTOR_MASK})?)?")
+"""Supported sequences of modules for an embedding per token."""
+
+PYLATE_SIMILARITY = "MaxSim"
+"""Name of PyLate's similarity."""
+
 DOCUMENT_PROMPTS = ("document", "passage", "corpus")
 """Names used for the prompt of documents."""
+
+IDENTITY = "torch.nn.modules.linear.Identity"
+"""Activation of a layer without one."""
 
 TANH = "torch.nn.modules.activation.Tanh"
 """Default activation of a Dense module."""
@@ -62,7 +78,7 @@ def encoder_folder(folder: Path) -> Path:
 
 
 def read_pooling(folder: Path, log: Callable[[str], None]) -> Pooling | None:
-    """Reads the modules that modules.json of a sentence-transformers folder declares.
+    """Reads the modules that modules.json of a sentence-transformers folder declares, or a folder of Stanford's ColBERT.
 
     Returns:
         None if there is no modules.json, or if it belongs to a cross-encoder.
@@ -72,28 +88,55 @@ def read_pooling(folder: Path, log: Callable[[str], None]) -> Pooling | None:
     """
     modules = _modules(folder)
     if not modules:
-        return None
-    folder_of = dict(modules)
-    is_lexical = "SpladePooling" in folder_of
+        return _read_stanford(folder, log) if late_interaction.is_stanford(folder) else None
+    folder_of, content = dict(modules), late_interaction.read_settings(folder, log)
+    is_lexical, is_late = "SpladePooling" in folder_of, late_interaction.is_late(folder_of, content)
     settings_files = [place / name for place in (modules[0][1], folder) for name in TEXT_SETTINGS]
-    found = (_text_settings(file, is_lexical, log) for file in settings_files if file.is_file())
-    length, lowercase = next(found, (None, False))
-    settings = _model_settings(folder / PROMPTS, is_lexical, log)
-    mode, include_prompt = Pooling.mode, Pooling.include_prompt
+    texts_file = next((file for file in settings_files if file.is_file()), None)
+    texts = {} if texts_file is None else read_json_object(texts_file)
+    length, lowercase = (None, False) if texts_file is None else _text_settings(texts_file, is_lexical, is_late, log)
+    settings = _model_settings(folder / PROMPTS, content, is_lexical, is_late, log)
+    settings["mode"], settings["include_prompt"] = Pooling.mode, Pooling.include_prompt
     if "Pooling" in folder_of:
-        mode, include_prompt = _pooling_settings(folder_of["Pooling"] / "config.json", log)
+        settings["mode"], settings["include_prompt"] = _pooling_settings(folder_of["Pooling"] / "config.json", log)
     if is_lexical:
-        mode, settings["num_log1p"] = _lexical_settings(folder_of["SpladePooling"] / "config.json", log)
-    if "Normalize" in folder_of and (file := folder_of["Normalize"] / "config.json").is_file():
-        _check_features(file, read_json_object(file))
+        settings["mode"], settings["num_log1p"] = _lexical_settings(folder_of["SpladePooling"] / "config.json", log)
+    features, adds_normalize = (EMBEDDING,), False
+    if is_late:
+        mask_file = folder_of[MULTI_VECTOR_MASK] / "config.json" if MULTI_VECTOR_MASK in folder_of else None
+        if mask_file is not None and mask_file.is_file():
+            _warn_unknown(mask_file, read_json_object(mask_file), late_interaction.MASK_KEYS, log)
+        settings["mode"] = TOKENS
+        settings["interaction"] = late_interaction.read_interaction(folder / PROMPTS, content, texts, mask_file)
+        features, adds_normalize = late_interaction.token_features(folder, folder_of, content)
+    if "Normalize" in folder_of and not adds_normalize:
+        file = folder_of["Normalize"] / "config.json"
+        _check_features(file, read_json_object(file) if file.is_file() else {}, features, EMBEDDING)
     return Pooling(
-        mode=mode,
-        normalize="Normalize" in folder_of,
+        normalize="Normalize" in folder_of or adds_normalize,
         max_length=length,
         lowercase=lowercase,
-        include_prompt=include_prompt,
-        dense=tuple(_read_dense(place, log) for name, place in modules if name == "Dense"),
+        dense=tuple(_read_dense(place, features, log) for name, place in modules if name == "Dense"),
         **settings,
+    )
+
+
+def _read_stanford(folder: Path, log: Callable[[str], None]) -> Pooling:
+    """Returns the pooling of a folder of Stanford's ColBERT. Raises UserError."""
+    content = late_interaction.read_settings(folder, log)
+    dense: tuple[PooledDense, ...] = ()
+    if weight_files(folder):
+        tensors, source = read_tensors(folder)
+        if late_interaction.PROJECTION not in tensors:
+            raise UserError(f"{source} lacks {late_interaction.PROJECTION}, the projection of ColBERT: copy it again")
+        kernel = tensors[late_interaction.PROJECTION].astype(np.float32).T
+        dense = (PooledDense(np.ascontiguousarray(kernel), None, IDENTITY),)
+    return Pooling(
+        TOKENS,
+        normalize=True,
+        dense=dense,
+        interaction=late_interaction.read_interaction(folder / PROMPTS, content, {}, None),
+        **_model_settings(folder / late_interaction.STANFORD_METADATA, content, False, True, log),
     )
 
 
@@ -106,12 +149,16 @@ def _modules(folder: Path) -> list[tuple[str, Path]]:
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
         raise UserError(f"{file} is not a list of modules: copy it again")
     module_types = [str(module.get("type", "")).rsplit(".", 1)[-1] for module in modules]
-    if (folder / PROMPTS).is_file() and read_json_object(folder / PROMPTS).get("model_type") == "CrossEncoder":
+    content = read_json_object(folder / PROMPTS) if (folder / PROMPTS).is_file() else {}
+    if content.get("model_type") == "CrossEncoder":
         return []
-    if not ORDER.fullmatch(" ".join(module_types)):
+    is_late = late_interaction.is_late(module_types, content)
+    if not (LATE_ORDER if is_late else ORDER).fullmatch(" ".join(module_types)):
+        order = "Transformer, Pooling, any number of Dense, and Normalize, in this order, or with MLMTransformer and "
+        late_order = f"Transformer, any number of Dense, {MULTI_VECTOR_MASK} and Normalize, in this order"
         raise UserError(
-            f"{file} lists {', '.join(module_types)}: use a model with Transformer, Pooling, any number of Dense, and "
-            "Normalize, in this order, or with MLMTransformer and SpladePooling"
+            f"{file} lists {', '.join(module_types)}: use a model with "
+            f"{late_order if is_late else f'{order}SpladePooling'}"
         )
     places = [_inside(file, module.get("path", "")) for module in modules]
     return list(zip(module_types, places, strict=True))
@@ -138,7 +185,7 @@ def fit_to_model(
     if pooling.max_length is None:
         file = folder / "tokenizer_config.json"
         limit = read_json_object(file).get("model_max_length") if file.is_file() else None
-        if isinstance(limit, int) and _is_count(limit) and limit < positions:
+        if isinstance(limit, int) and late_interaction.is_count(limit) and limit < positions:
             return dataclasses.replace(pooling, max_length=limit)
         return pooling
     if pooling.max_length > positions:
@@ -147,27 +194,27 @@ def fit_to_model(
     return pooling
 
 
-def _is_count(value: object) -> bool:
-    return type(value) is int and value >= 1
-
-
-def _model_settings(file: Path, is_lexical: bool, log: Callable[[str], None]) -> dict[str, Any]:
-    """Returns the fields of `Pooling` that apply to the whole model."""
-    content = read_json_object(file) if file.is_file() else {}
+def _model_settings(
+    file: Path, content: dict[str, Any], is_lexical: bool, is_late: bool, log: Callable[[str], None]
+) -> dict[str, Any]:
+    """Returns the fields of `Pooling` that apply to the whole model, from the content of `PROMPTS`."""
     similarity = content.get("similarity_fn_name") or ("dot" if is_lexical else Pooling.similarity)
-    if similarity not in SIMILARITIES:
+    if is_late and similarity in (*SIMILARITIES, PYLATE_SIMILARITY):
+        similarity = MAX_SIM  # of PyLate: the similarity of two tokens
+    supported_names = TOKEN_SIMILARITIES if is_late else SIMILARITIES
+    if similarity not in supported_names:
         raise UserError(
-            f"{file}: similarity_fn_name is {shorten(similarity)}: set it to {', '.join(SIMILARITIES)}, or null"
+            f"{file}: similarity_fn_name is {shorten(similarity)}: set it to {', '.join(supported_names)}, or null"
         )
     supported = SPARSE_ENCODER if is_lexical else "SentenceTransformer"
-    if (kind := content.get("model_type", supported)) != supported:
+    if (kind := content.get("model_type", supported)) != supported and not is_late:
         log(WarningText(f"{file}: model_type is {kind}, which is not supported: embed returns pooled vectors"))
-    _warn_unknown(file, content, KNOWN_SETTINGS, log)
+    _warn_unknown(file, content, (*KNOWN_SETTINGS, *(late_interaction.PYLATE_KEYS if is_late else ())), log)
     prompts = content.get("prompts") or {}
     if not isinstance(prompts, dict) or not all(isinstance(text, str | None) for text in prompts.values()):
         raise UserError(f"{file}: prompts is {shorten(prompts)}: set it to an object of names and texts")
     truncate_dim = content.get("truncate_dim")
-    if truncate_dim is not None and not _is_count(truncate_dim):
+    if truncate_dim is not None and not late_interaction.is_count(truncate_dim):
         raise UserError(f"{file}: truncate_dim is {shorten(truncate_dim)}: set it to a number of features, or null")
     default = content.get("default_prompt_name")
     if default is not None and (not isinstance(default, str) or default not in prompts):
@@ -175,28 +222,37 @@ def _model_settings(file: Path, is_lexical: bool, log: Callable[[str], None]) ->
             f"{file}: default_prompt_name is {shorten(default)}, but the prompts are {', '.join(prompts) or 'empty'}: "
             "set it to one of them, or null"
         )
+    document_prompts = DOCUMENT_PROMPTS
+    if is_late:
+        prompts, document_prompts = late_interaction.prompts_with_prefixes(content), DOCUMENT_PROMPTS[:1]
+    if is_late and truncate_dim is not None:
+        log(WarningText(f"{file}: truncate_dim is {truncate_dim}, which is not applied to one embedding per token"))
+        truncate_dim = None
     return {
         "query_prompt": prompts.get("query") or "",
-        "document_prompt": next((prompts[name] for name in DOCUMENT_PROMPTS if prompts.get(name) is not None), ""),
+        "document_prompt": next((prompts[name] for name in document_prompts if prompts.get(name) is not None), ""),
         "default_prompt": prompts.get(default) or "",
         "similarity": similarity,
         "truncate_dim": truncate_dim,
     }
 
 
-def _text_settings(file: Path, is_lexical: bool, log: Callable[[str], None]) -> tuple[int | None, bool]:
+def _text_settings(
+    file: Path, is_lexical: bool, is_late: bool, log: Callable[[str], None]
+) -> tuple[int | None, bool]:
     """Returns the maximum number of tokens, and whether texts are lower-cased."""
     content = read_json_object(file)
     task, output = ("fill-mask", "logits") if is_lexical else ("feature-extraction", "last_hidden_state")
     modality = {"text": {"method": "forward", "method_output_name": output}}
     settings_read = {**TEXT_SETTINGS_READ, "transformer_task": task, "modality_config": modality}
     length, lowercase = content.get("max_seq_length"), content.get("do_lower_case") or False
-    if length is not None and not _is_count(length):
+    if length is not None and not late_interaction.is_count(length):
         raise UserError(f"{file}: max_seq_length is {shorten(length)}: set it to a number of tokens")
     if not isinstance(lowercase, bool):
         raise UserError(f"{file}: do_lower_case is {shorten(lowercase)}: set it to true or false")
+    applied = late_interaction.LENGTH_KEYS if is_late else ()
     for key, supported in settings_read.items():
-        if content.get(key, supported) not in (supported, None):
+        if key not in applied and content.get(key, supported) not in (supported, None):
             log(WarningText(f"{file}: {key} is {shorten(content[key])}, which is not applied"))
     _warn_unknown(file, content, ("max_seq_length", "do_lower_case", "unpad_inputs", *settings_read), log)
     return length, lowercase
@@ -245,8 +301,11 @@ def _inside(file: Path, path: Any) -> Path:
     return file.parent / path
 
 
-def _read_dense(folder: Path, log: Callable[[str], None]) -> PooledDense:
+def _read_dense(folder: Path, features: tuple[str, ...], log: Callable[[str], None]) -> PooledDense:
     """Reads a Dense module.
+
+    Args:
+        features: names of the vectors that it may read and write. The first one is the default.
 
     Raises:
         UserError: an activation or setting is not supported by `PooledDense`, or the weights have wrong shapes.
@@ -264,7 +323,7 @@ def _read_dense(folder: Path, log: Callable[[str], None]) -> PooledDense:
             f"{file}: use_residual is {shorten(content['use_residual'])}, and only false is supported: use another "
             "model"
         )
-    _check_features(file, content)
+    _check_features(file, content, features, features[0])
     known_keys = ("in_features", "out_features", "bias", "activation_function", "use_residual", *FEATURE_KEYS)
     _warn_unknown(file, content, known_keys, log)
     tensors, source = read_tensors(folder)
@@ -287,12 +346,13 @@ def _read_dense(folder: Path, log: Callable[[str], None]) -> PooledDense:
     return PooledDense(kernel, None if bias is None else bias.astype(np.float32), activation)
 
 
-def _check_features(file: Path, content: dict[str, Any]) -> None:
-    """Raises UserError if a module reads or writes anything except the pooled vector."""
-    for key in FEATURE_KEYS:
-        if content.get(key) not in (None, EMBEDDING):
+def _check_features(file: Path, content: dict[str, Any], features: tuple[str, ...], default: str) -> None:
+    """Raises UserError if a module reads or writes other vectors than ``features``. By default, it reads ``default``."""
+    source = content.get(FEATURE_KEYS[0]) or default
+    for key, value in zip(FEATURE_KEYS, (source, content.get(FEATURE_KEYS[1]) or source), strict=True):
+        if value not in features:
             raise UserError(
-                f"{file}: {key} is {shorten(content[key])}, and only {EMBEDDING} is supported: use another model"
+                f"{file}: {key} is {shorten(value)}, and only {features[0]} is supported: use another model"
             )
 
 

@@ -7,7 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from bert.config import ModelConfig
-from bert.interchange.sentence_transformers.names import NUM_LOG1P, PROMPTS, SPARSE_ENCODER, TEXT_SETTINGS
+from bert.interchange.sentence_transformers.late_interaction import length_settings, mask_settings
+from bert.interchange.sentence_transformers.names import (
+    MULTI_VECTOR_ENCODER,
+    MULTI_VECTOR_MASK,
+    NUM_LOG1P,
+    PROMPTS,
+    SPARSE_ENCODER,
+    TEXT_SETTINGS,
+    TOKEN_EMBEDDINGS,
+)
 from bert.interchange.tensor_files import write_tensors
 from bert.model.pooling import Pooling
 
@@ -17,35 +26,60 @@ WRITTEN = ("mean", "cls", "max", "mean_sqrt_len")
 KEY_OF_MODE = {"cls": "pooling_mode_cls_token", "lasttoken": "pooling_mode_lasttoken"}
 """Keys of 1_Pooling/config.json that do not end in ``_tokens``."""
 
+PACKAGE = "sentence_transformers.models"
+PACKAGES = {
+    **dict.fromkeys(("MLMTransformer", "SpladePooling"), "sentence_transformers.sparse_encoder.models"),
+    MULTI_VECTOR_MASK: "sentence_transformers.multi_vector_encoder.modules",
+}
+"""Packages of modules outside of `PACKAGE`."""
+
 DEFAULT_PROMPT = "default"
 """Name under which a default prompt is written that is not the one of queries or documents."""
 
 
 def pooling_config_files(pooling: Pooling, config: ModelConfig) -> dict[str, Any]:
     """Returns the sentence-transformers files for this pooling, as a dict of path and JSON content."""
-    package, module_types = "sentence_transformers.models", ["Transformer", "Pooling", *["Dense"] * len(pooling.dense)]
-    module_types += ["Normalize"] if pooling.normalize else []
-    if pooling.is_lexical:
-        package, module_types = "sentence_transformers.sparse_encoder.models", ["MLMTransformer", "SpladePooling"]
-    paths = ["", *(f"{number}_{module_type}" for number, module_type in enumerate(module_types) if number)]
-    modules = [
-        {"idx": i, "name": str(i), "path": path, "type": f"{package}.{module_type}"}
-        for i, (path, module_type) in enumerate(zip(paths, module_types, strict=True))
+    modules, files = _modules(pooling, config), {}
+    files["modules.json"] = [
+        {"idx": i, "name": str(i), "path": path, "type": f"{PACKAGES.get(name, PACKAGE)}.{name}"}
+        for i, (path, name, _) in enumerate(modules)
     ]
-    files: dict[str, Any] = {
-        "modules.json": modules,
-        f"1_{module_types[1]}/config.json": _declared_pooling(pooling, pooling.pooled_size(config)),
-    }
-    for number, layer in enumerate(pooling.dense, 2):
-        files[f"{number}_Dense/config.json"] = {
-            "in_features": layer.in_features,
-            "out_features": layer.out_features,
-            "bias": layer.bias is not None,
-            "activation_function": layer.activation,
-        }
+    files |= {f"{path}/config.json": content for path, _, content in modules if content}
+    texts: dict[str, Any] = {}
     if pooling.max_length is not None or pooling.lowercase:
-        files[TEXT_SETTINGS[0]] = {"max_seq_length": pooling.max_length, "do_lower_case": pooling.lowercase}
+        texts = {"max_seq_length": pooling.max_length, "do_lower_case": pooling.lowercase}
+    if pooling.has_token_vectors:
+        texts |= length_settings(pooling.interaction)
+    if texts:
+        files[TEXT_SETTINGS[0]] = texts
     return files | _declared_settings(pooling)
+
+
+def _modules(pooling: Pooling, config: ModelConfig) -> list[tuple[str, str, dict[str, Any]]]:
+    """Returns the path, the class and config.json ({} for none) of each module."""
+    feature = {"module_input_name": TOKEN_EMBEDDINGS} if pooling.has_token_vectors else {}
+    pools = _declared_pooling(pooling, pooling.pooled_size(config)) if not pooling.has_token_vectors else {}
+    dense = [
+        (
+            "Dense",
+            {
+                "in_features": layer.in_features,
+                "out_features": layer.out_features,
+                "bias": layer.bias is not None,
+                "activation_function": layer.activation,
+                **feature,
+            },
+        )
+        for layer in pooling.dense
+    ]
+    scaling = [("Normalize", feature)] if pooling.normalize else []
+    if pooling.is_lexical:
+        modules = [("MLMTransformer", {}), ("SpladePooling", pools)]
+    elif pooling.has_token_vectors:
+        modules = [("Transformer", {}), *dense, (MULTI_VECTOR_MASK, mask_settings(pooling.interaction)), *scaling]
+    else:
+        modules = [("Transformer", {}), ("Pooling", pools), *dense, *scaling]
+    return [(f"{number}_{name}" if number else "", name, content) for number, (name, content) in enumerate(modules)]
 
 
 def _declared_pooling(pooling: Pooling, width: int) -> dict[str, Any]:
@@ -77,7 +111,8 @@ def _declared_settings(pooling: Pooling) -> dict[str, Any]:
     default = next((name for name, prompt in prompts.items() if prompt == pooling.default_prompt), DEFAULT_PROMPT)
     if pooling.default_prompt:
         prompts[default] = pooling.default_prompt
-    has_settings = pooling.truncate_dim is not None or pooling.similarity != Pooling.similarity or pooling.is_lexical
+    has_type = pooling.is_lexical or pooling.has_token_vectors
+    has_settings = pooling.truncate_dim is not None or pooling.similarity != Pooling.similarity or has_type
     if not has_settings and not any(prompts.values()):
         return {}
     content: dict[str, Any] = {
@@ -85,8 +120,8 @@ def _declared_settings(pooling: Pooling) -> dict[str, Any]:
         "default_prompt_name": default if pooling.default_prompt else None,
         "similarity_fn_name": pooling.similarity,
     }
-    if pooling.is_lexical:
-        content["model_type"] = SPARSE_ENCODER
+    if has_type:
+        content["model_type"] = SPARSE_ENCODER if pooling.is_lexical else MULTI_VECTOR_ENCODER
     if pooling.truncate_dim is not None:
         content["truncate_dim"] = pooling.truncate_dim
     return {PROMPTS: content}
@@ -97,6 +132,7 @@ def write_pooling_files(pooling: Pooling, config: ModelConfig, folder: Path) -> 
     for name, content in pooling_config_files(pooling, config).items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    for number, layer in enumerate(pooling.dense, 2):
+    folders = [path for path, name, _ in _modules(pooling, config) if name == "Dense"]
+    for path, layer in zip(folders, pooling.dense, strict=True):
         bias = {} if layer.bias is None else {"linear.bias": layer.bias}
-        write_tensors(folder / f"{number}_Dense" / "model.safetensors", {"linear.weight": layer.kernel.T, **bias})
+        write_tensors(folder / path / "model.safetensors", {"linear.weight": layer.kernel.T, **bias})
