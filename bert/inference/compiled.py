@@ -92,8 +92,8 @@ class CompiledForward(BatchedForward):
         for texts, hidden in self._encode_packed(packed, features):
             left_out = None if skipped is None else skipped[texts]
             vectors = pooling.of_sequences(hidden, features.lengths[texts], left_out)
-            numbers = features.input_numbers[texts]
-            check_finite(np.repeat(numbers, features.lengths[texts]) if pooling.has_token_vectors else numbers, vectors)
+            if not pooling.has_token_vectors:
+                check_finite(features.input_numbers[texts], vectors)
             yield texts, vectors
 
     def _encode_packed(self, packed: PackedRows, features: TokenRows) -> Batches:

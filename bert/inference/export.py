@@ -216,6 +216,8 @@ def save(
     if format not in writers:
         raise UserError(f"format is {format!r}: choose one of {', '.join(writers)}")
     check_head(model)
+    if format in ("stablehlo", "onnx") and model.pooling_or_default.has_token_vectors:
+        raise UserError(f"{model.source} has an embedding per token, which {format} does not express: export it as hf")
     if model.task_adapters and format != "hf":
         warning = f"the adapters of {', '.join(model.task_adapters)} are left out: save the model of for_task(TASK)"
         log(WarningText(warning))

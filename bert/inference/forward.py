@@ -249,6 +249,7 @@ class BatchedForward(ABC):
         check_count("batch_size", batch_size)
         embeddings = [np.zeros((0, pooling.embedding_size(self._config)), np.float32)] * len(features)
         for rows, vectors in self._embed_rows(features, pooling, batch_size, None):
+            check_finite(np.repeat(features.input_numbers[rows], features.lengths[rows]), vectors)
             ends = np.cumsum(features.lengths[rows])
             for row, start, end in zip(rows.tolist(), ends - features.lengths[rows], ends, strict=True):
                 embeddings[row] = features.vectors_of(row, vectors[start:end])

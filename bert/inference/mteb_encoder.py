@@ -39,8 +39,11 @@ class MtebEncoder:
         self._name = f"bert-jax/{Path(model.source).name or 'model'}" if name is None else name
         if "/" not in self._name:
             raise UserError(f"name is {self._name!r}: pass organization/model")
-        if model.pooling_or_default.similarity not in SCORING_FUNCTIONS:
-            raise UserError(f"{model.source} compares embeddings by their manhattan distance, which mteb does not have")
+        if (similarity := model.pooling_or_default.similarity) not in SCORING_FUNCTIONS:
+            raise UserError(
+                f"{model.source} compares embeddings by {similarity}: use a model whose similarity is one of "
+                f"{', '.join(SCORING_FUNCTIONS)}"
+            )
 
     def encode(
         self,

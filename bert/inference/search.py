@@ -150,9 +150,7 @@ def search(
     return find_nearest(model.embed(queries, batch_size, "query"), blocks, min(top_k, count), similarity)
 
 
-def _search_tokens(
-    model: Any, queries: Sequence[Text], corpus: Any, top_k: int, batch_size: int
-) -> SearchResults:
+def _search_tokens(model: Any, queries: Sequence[Text], corpus: Any, top_k: int, batch_size: int) -> SearchResults:
     """Searches with an embedding per token. Raises UserError as in `search`."""
     pooling = model.pooling_or_default
     documents: Any = token_embeddings(corpus, model.embedding_size, model.source)
@@ -191,9 +189,7 @@ def _check_index(index: VectorIndex, width: int, source: str, similarity: str) -
         raise UserError("the index has no documents: add their embeddings")
 
 
-def find_nearest(
-    queries: Any, blocks: Iterable[Any], top_k: int, similarity: str = "cosine"
-) -> SearchResults:
+def find_nearest(queries: Any, blocks: Iterable[Any], top_k: int, similarity: str = "cosine") -> SearchResults:
     """Returns the ``top_k`` documents with the highest similarity. Ties keep their order.
 
     Args:

@@ -1,7 +1,7 @@
 """Late interaction: a vector per token, and queries and documents compared by MaxSim. Does not import JAX.
 
-The method is ColBERT's (Khattab and Zaharia 2020). A and B are numbers of texts, T_i the number of tokens of a text with
-a vector, E the width of a vector.
+The method is ColBERT's (Khattab and Zaharia 2020). A and B are numbers of texts, T_i is the number of vectors of a
+text, and E their width.
 """
 
 from __future__ import annotations

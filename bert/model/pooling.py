@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -73,7 +73,7 @@ class Pooling:
     default_prompt: str = ""
     similarity: str = "cosine"
     num_log1p: int = 0
-    interaction: LateInteraction = LateInteraction()
+    interaction: LateInteraction = field(default_factory=LateInteraction)
 
     @property
     def has_token_vectors(self) -> bool:

@@ -192,6 +192,8 @@ def make_app(
         texts = _as_texts(body.input)
         if body.dimensions is not None and not 1 <= body.dimensions <= entry.model.embedding_size:
             raise HTTPException(422, f"dimensions must be from 1 to {entry.model.embedding_size}")
+        if entry.model.pooling_or_default.has_token_vectors:
+            raise HTTPException(422, f"{entry.name} has an embedding per token: use /embed")
         vectors, tokens = await run(entry, ("embed", None), entry.model.embed, texts)
         vectors = [_shortened(vector, body.dimensions) for vector in vectors]
         encode = _base64 if body.encoding_format == "base64" else _as_list
@@ -200,8 +202,8 @@ def make_app(
         return {"object": "list", "model": entry.name, "data": data, "usage": usage}
 
     @app.post("/embed", dependencies=protected)
-    async def embed(body: Embed) -> list[list[float]]:
-        """Embeds texts, like text-embeddings-inference."""
+    async def embed(body: Embed) -> list[list[float]] | list[list[list[float]]]:
+        """Embeds texts, like text-embeddings-inference. A model of late interaction returns a list per token."""
         entry = find(body.model)
         compute = partial(entry.model.embed, prompt=body.prompt_name)
         if body.normalize is False and entry.model.pooling is not None and entry.model.pooling.normalize:
@@ -306,7 +308,9 @@ def _shortened(vector: np.ndarray, size: int | None) -> np.ndarray:
 
 
 def _normalized(vector: np.ndarray) -> np.ndarray:
-    return vector / max(float(np.linalg.norm(vector)), 1e-12)
+    """Scales a vector, or the vector of each token, to the length 1."""
+    scaled: np.ndarray = vector / np.maximum(np.linalg.norm(vector, axis=-1, keepdims=True), 1e-12)
+    return scaled
 
 
 def _as_list(vector: np.ndarray) -> list[float]:

@@ -75,6 +75,23 @@ def test_embed_of_text_embeddings_inference(client: TestClient, models: dict[str
 
 
 @pytest.mark.medium
+def test_embeddings_of_tokens(models: dict[str, bert.Pretrained]) -> None:
+    """A list per token; OpenAI's endpoint has one vector per text."""
+    pooling = Pooling("tokens", query_prompt="ri ", similarity="maxsim")
+    late = dataclasses.replace(models["encoder"], pooling=pooling)
+    with TestClient(serving.make_app({"late": late})) as client:
+        for normalize in (False, True):
+            body = {"inputs": WORDS, "prompt_name": "query", "normalize": normalize}
+            reply = client.post("/embed", json=body).json()
+            for actual, expected in zip(reply, late.embed(WORDS, prompt="query"), strict=True):
+                lengths = np.linalg.norm(expected, axis=1, keepdims=True) if normalize else 1
+                np.testing.assert_allclose(actual, expected / lengths, atol=1e-6)
+        refused = client.post("/v1/embeddings", json={"input": WORDS})
+        assert refused.status_code == 422
+        assert refused.json()["error"]["message"] == "late has an embedding per token: use /embed"
+
+
+@pytest.mark.medium
 def test_rerank(client: TestClient, models: dict[str, bert.Pretrained]) -> None:
     body = {"model": "reranker", "query": "ba", "texts": WORDS, "raw_scores": True}
     ranked = models["reranker"].rank("ba", WORDS)

@@ -176,8 +176,7 @@ def read_hf_settings(folder: Path, log: Log) -> tuple[ModelConfig, str, int, Tok
 
     Raises UserError like `read_hf_model`, except for the weights.
     """
-    read_pooling(folder, log)
-    folder = encoder_folder(folder)
+    pooling, root, folder = read_pooling(folder, log), folder, encoder_folder(folder)
     file = folder / "config.json"
     if not file.is_file():
         raise UserError(f"{file} does not exist: name a model that has one")
@@ -186,7 +185,10 @@ def read_hf_settings(folder: Path, log: Log) -> tuple[ModelConfig, str, int, Tok
     config = _model_config(content, family, file)
     labels = len(_labels(content, file)) if architecture in ARCHITECTURES_WITH_LABELS else 0
     log(f"{file}: a {family.classes[architecture]} would be read as {architecture}; its weights are not here yet")
-    return config, architecture, labels, _tokenizer(folder, folder, config, family, log)
+    tokenizer = _tokenizer(folder, folder, config, family, log)
+    if pooling is not None and pooling.has_token_vectors:
+        late_interaction.fit_to_tokenizer(pooling, tokenizer, config, root, folder, log)
+    return config, architecture, labels, tokenizer
 
 
 def _to_params(

@@ -91,7 +91,7 @@ def read_stanford_metadata(folder: Path, log: Callable[[str], None]) -> dict[str
 
 
 def read_settings(folder: Path, log: Callable[[str], None]) -> dict[str, Any]:
-    """Returns the content of `PROMPTS`, or that of `STANFORD_METADATA` in its form; {} without both. Raises UserError."""
+    """Returns the content of `PROMPTS`, or of `STANFORD_METADATA` in its form; {} without both. Raises UserError."""
     if is_stanford(folder):
         return read_stanford_metadata(folder, log)
     return read_json_object(folder / PROMPTS) if (folder / PROMPTS).is_file() else {}
@@ -114,7 +114,7 @@ def token_features(
         return (TOKEN_EMBEDDINGS,), True
     if "Dense" not in module_types:
         raise UserError(
-            f"{folder / 'modules.json'} lists no Dense, whose weights one embedding per token needs: use a trained model"
+            f"{folder / 'modules.json'} lists no Dense, which embeddings of tokens need: use a trained model"
         )
     return (TOKEN_EMBEDDINGS, EMBEDDING), True
 
@@ -201,7 +201,9 @@ def _with_expansion(interaction: LateInteraction, expansion: Any, file: Path) ->
         )
     limit = interaction.query_length
     if limit is not None and limit < length:
-        raise UserError(f"{file}: query_length is {limit}, below query_expansion's length {length}: remove query_length")
+        raise UserError(
+            f"{file}: query_length is {limit}, below query_expansion's length {length}: remove query_length"
+        )
     return dataclasses.replace(
         interaction,
         query_length=length if expansion["strategy"] == "fixed" else limit,
@@ -267,6 +269,14 @@ def fit_to_tokenizer(
                 f"{folder}: queries are extended to {interaction.expanded_length} tokens, but the model reads "
                 f"{positions}: lower the length of query_expansion"
             )
+        if _exceeds_window(interaction, config):
+            log(
+                WarningText(
+                    f"{folder}: queries are extended to {interaction.expanded_length} tokens, beyond the window of "
+                    f"{config.attention_window} of local layers: the last embeddings of short queries differ from "
+                    "PyTorch's"
+                )
+            )
         file = texts / SETTINGS
         if file.is_file() and read_json_object(file).get("padding_side") == "left":
             raise UserError(
@@ -276,16 +286,36 @@ def fit_to_tokenizer(
         if length is not None and length > positions:
             text = f"{key} is {length}, but the model reads {positions} tokens: longer texts are cut"
             log(WarningText(f"{folder}: {text}"))
+    log(_describe(pooling, config, folder))
     if unknown := [token for token in interaction.skipped_tokens if tokenizer.token_to_id(token) is None]:
         log(WarningText(f"{folder}: skiplist_words has no effect for {' '.join(unknown)}: the vocabulary lacks them"))
     if not pooling.lowercase:
         return pooling
     if not normalization(tokenizer)[0]:
         raise UserError(
-            f"{folder}: do_lower_case is true, but the tokenizer is cased, which is not supported for one embedding per "
-            "token: use an uncased tokenizer"
+            f"{folder}: do_lower_case is true, but the tokenizer is cased, which is not supported for embeddings of "
+            "tokens: use an uncased tokenizer"
         )
     return dataclasses.replace(pooling, lowercase=False)
+
+
+def _exceeds_window(interaction: LateInteraction, config: ModelConfig) -> bool:
+    """Returns whether mask tokens may attend to no token: the shortest query has two, one at each end of a text."""
+    window, length = config.attention_window, interaction.expanded_length
+    if window is None or length is None or interaction.attends_to_expansion:
+        return False
+    return length - 2 > window
+
+
+def _describe(pooling: Pooling, config: ModelConfig, folder: Path) -> str:
+    """Returns a line about the embeddings of a model."""
+    interaction = pooling.interaction
+    parts = [f"{pooling.embedding_size(config)} features per token", f"compared by {pooling.similarity}"]
+    if interaction.expanded_length is not None:
+        parts.append(f"queries extended to {interaction.expanded_length} tokens")
+    if interaction.skipped_tokens:
+        parts.append(f"none for {len(interaction.skipped_tokens)} tokens such as {interaction.skipped_tokens[0]}")
+    return f"{folder}: embeddings of {', '.join(parts)}"
 
 
 def _add_prefixes(tokenizer: Tokenizer, prefixes: Iterable[str]) -> None:

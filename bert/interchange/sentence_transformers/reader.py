@@ -78,7 +78,7 @@ def encoder_folder(folder: Path) -> Path:
 
 
 def read_pooling(folder: Path, log: Callable[[str], None]) -> Pooling | None:
-    """Reads the modules that modules.json of a sentence-transformers folder declares, or a folder of Stanford's ColBERT.
+    """Reads the modules of a sentence-transformers folder (modules.json), or a folder of Stanford's ColBERT.
 
     Returns:
         None if there is no modules.json, or if it belongs to a cross-encoder.
@@ -237,9 +237,7 @@ def _model_settings(
     }
 
 
-def _text_settings(
-    file: Path, is_lexical: bool, is_late: bool, log: Callable[[str], None]
-) -> tuple[int | None, bool]:
+def _text_settings(file: Path, is_lexical: bool, is_late: bool, log: Callable[[str], None]) -> tuple[int | None, bool]:
     """Returns the maximum number of tokens, and whether texts are lower-cased."""
     content = read_json_object(file)
     task, output = ("fill-mask", "logits") if is_lexical else ("feature-extraction", "last_hidden_state")
@@ -347,7 +345,7 @@ def _read_dense(folder: Path, features: tuple[str, ...], log: Callable[[str], No
 
 
 def _check_features(file: Path, content: dict[str, Any], features: tuple[str, ...], default: str) -> None:
-    """Raises UserError if a module reads or writes other vectors than ``features``. By default, it reads ``default``."""
+    """Raises UserError if a module reads or writes vectors except ``features``. By default, it reads ``default``."""
     source = content.get(FEATURE_KEYS[0]) or default
     for key, value in zip(FEATURE_KEYS, (source, content.get(FEATURE_KEYS[1]) or source), strict=True):
         if value not in features:
