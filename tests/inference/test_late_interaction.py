@@ -12,10 +12,12 @@ import pytest
 from scipy.sparse import csr_array
 
 import bert
+from bert.config import EmbeddingConfig, FinetuneConfig
 from bert.inference import search
 from bert.model.late_interaction import LateInteraction
 from bert.model.pooling import PooledDense, Pooling
 from bert.model.pretraining import BertForPreTraining
+from bert.training.finetuning.kinds import TASK_KINDS
 from tests.tiny_models import CONFIG, model_of
 
 TEXTS = ["ba ko", "ri", "tu lo mi", "a b c d", "ba", "ko ri", "lo", "mi ba"]
@@ -43,7 +45,7 @@ def written_out(query: np.ndarray, document: np.ndarray) -> float:
 
 
 def test_embeddings_are_scaled_projections_of_hidden_states(model: bert.Pretrained) -> None:
-    text = "y ba k"  # what is left of "y ba ko" in a document of six tokens
+    text = "y ba k"  # "y ba ko" cut to the six tokens of a document
     pieces = [model.tokenizer.id_to_token(token) for token in model.tokenize(text)["input_ids"][0].tolist()]
     assert pieces == ["[CLS]", "y", "b", "##a", "k", "[SEP]"]
     expected = model.encode(text).last_hidden_state[0] @ PROJECTION.kernel
@@ -156,6 +158,18 @@ def test_methods_without_an_equivalent_are_errors(model: bert.Pretrained, tmp_pa
     monkeypatch.setattr("importlib.util.find_spec", lambda name: SimpleNamespace())
     with pytest.raises(bert.UserError, match="made compares embeddings by maxsim: use a model whose similarity is"):
         bert.MtebEncoder(model)
+
+
+def test_fine_tuning_needs_another_pooling() -> None:
+    resolve = TASK_KINDS["embedding"].resolve
+    config = FinetuneConfig(task="embedding")
+    with pytest.raises(bert.UserError, match="made pools by tokens, which is not trained: set embedding.pooling to"):
+        resolve(config, POOLING, "made", pytest.fail)
+    said: list[str] = []
+    config = dataclasses.replace(config, embedding=EmbeddingConfig(pooling="mean"))
+    assert resolve(config, POOLING, "made", said.append).embedding.query_prompt == "x "
+    [warned] = said
+    assert "its Dense modules" in warned and "similarity maxsim" in warned
 
 
 def test_weights_that_are_not_finite_are_an_error(model: bert.Pretrained) -> None:

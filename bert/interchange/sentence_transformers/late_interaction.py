@@ -120,7 +120,7 @@ def token_features(
 
 
 def prompts_with_prefixes(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the prompts in the content of `PROMPTS`, of which those of PyLate begin with its prefixes."""
+    """Returns the prompts in the content of `PROMPTS`, with the prefixes of PyLate."""
     prompts: dict[str, str] = dict(settings.get("prompts") or {})
     for role, prefix in _prefixes(settings).items():
         prompts[role] = prefix + (prompts.get(role) or "").removeprefix(prefix)
@@ -184,7 +184,7 @@ def _pylate_lengths(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_expansion(interaction: LateInteraction, expansion: Any, file: Path) -> LateInteraction:
-    """Returns the settings with those of ``query_expansion``. Raises UserError."""
+    """Adds the settings of ``query_expansion``. Raises UserError."""
     if expansion is None:
         return interaction
     known = {"strategy", "attend", "token", "length"}
@@ -214,7 +214,7 @@ def _with_expansion(interaction: LateInteraction, expansion: Any, file: Path) ->
 
 
 def _with_mask(interaction: LateInteraction, file: Path) -> LateInteraction:
-    """Returns the settings with those of the module MultiVectorMask. Raises UserError."""
+    """Adds the settings of the module MultiVectorMask. Raises UserError."""
     content = read_json_object(file) if file.is_file() else {}
     if content.get("keep_only_token_ids"):
         raise UserError(f"{file}: keep_only_token_ids is set, which is not supported: use another model")
