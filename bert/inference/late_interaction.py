@@ -43,7 +43,7 @@ def token_embeddings(corpus: Any, width: int, source: str) -> list[np.ndarray] |
     if not isinstance(corpus, Sequence | np.ndarray) or not len(corpus) or not isinstance(corpus[0], np.ndarray):
         return None
     for number, vectors in enumerate(corpus):
-        shape = getattr(vectors, "shape", ())
+        shape: tuple[int, ...] = getattr(vectors, "shape", ())
         if len(shape) != 2 or shape[1] != width:
             raise UserError(
                 f"document {number} of the corpus (from 0) has the shape {list(shape)}, but embeddings of {source} "

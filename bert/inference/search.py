@@ -284,11 +284,11 @@ def rank(
     is_late = model.task is None and model.pooling_or_default.has_token_vectors
     task = None if is_late else model.require_pair_scores(label)
     [text] = as_filled_texts("query", [query])
-    documents = as_filled_texts("document", documents)
+    texts = as_filled_texts("document", documents)
     if task is None:
-        scores = model.similarity(text, documents, batch_size)[0].tolist()
+        scores = model.similarity([text], texts, batch_size)[0].tolist()
     else:
-        answers = model.answers(task.without_limits(), [(text, document) for document in documents], batch_size)
+        answers = model.answers(task.without_limits(), [(text, document) for document in texts], batch_size)
         scores = [task.pair_score(answer, label) for answer in answers]
     ranked = [RankedDocument(number, score) for number, score in enumerate(scores)]
     return sorted(ranked, key=lambda document: -document.score)

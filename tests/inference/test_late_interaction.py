@@ -163,7 +163,7 @@ def test_methods_without_an_equivalent_are_errors(model: bert.Pretrained, tmp_pa
 def test_fine_tuning_needs_another_pooling() -> None:
     resolve = TASK_KINDS["embedding"].resolve
     config = FinetuneConfig(task="embedding")
-    with pytest.raises(bert.UserError, match="made pools by tokens, which is not trained: set embedding.pooling to"):
+    with pytest.raises(bert.UserError, match=r"made pools by tokens, which is not trained: set embedding\.pooling to"):
         resolve(config, POOLING, "made", pytest.fail)
     said: list[str] = []
     config = dataclasses.replace(config, embedding=EmbeddingConfig(pooling="mean"))

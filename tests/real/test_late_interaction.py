@@ -215,4 +215,4 @@ def test_folders_of_stanford(kind: str, encoder: Path, library: Any, tmp_path: P
     (tmp_path / "theirs/config.json").write_text(json.dumps({**config, "architectures": ["HF_ColBERT"]}))
     if metadata is not None:
         (tmp_path / "theirs/artifact.metadata").write_text(json.dumps(metadata))
-    assert_equal(tmp_path / "theirs", tmp_path, library, notes=2 + (metadata is None))
+    assert_equal(tmp_path / "theirs", tmp_path, library, notes=3 + (metadata is None))

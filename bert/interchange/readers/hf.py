@@ -123,8 +123,8 @@ def read_hf_model(
     task_adapters: dict[str, TaskAdapter] = {}
     if known is None:
         stored, source = read_tensors(folder)
-        if late_interaction.is_stanford(folder):
-            stored.pop(late_interaction.PROJECTION, None)
+        if late_interaction.has_projection(folder) and stored.pop(late_interaction.PROJECTION, None) is not None:
+            log(f"{source}: {late_interaction.PROJECTION} is read as a Dense module, or replaced by one")
         if architecture == "Bert":
             stored, task_adapters = read_task_adapters(folder, content, family, stored, log)
         if adapter is not None:

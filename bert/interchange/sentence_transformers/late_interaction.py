@@ -38,6 +38,9 @@ PYLATE_KEYS = (
 )
 """Keys of PyLate in `PROMPTS`."""
 
+PREFIX_KEYS = {"query": "query_prefix", "document": "document_prefix"}
+"""Keys of PyLate with the text before queries and documents."""
+
 LENGTH_KEYS = ("query_length", "document_length", "query_expansion")
 """Keys that PyLate stores in `PROMPTS`, and sentence-transformers with the settings of texts."""
 
@@ -64,10 +67,13 @@ def is_late(module_types: Collection[str], settings: Mapping[str, Any]) -> bool:
 
 def is_stanford(folder: Path) -> bool:
     """Returns whether a folder is a checkpoint of Stanford's ColBERT without the files of sentence-transformers."""
+    return not (folder / "modules.json").is_file() and has_projection(folder)
+
+
+def has_projection(folder: Path) -> bool:
+    """Returns whether the weights in a folder include the `PROJECTION` of Stanford's ColBERT."""
     file = folder / "config.json"
-    if not file.is_file() or (folder / "modules.json").is_file():
-        return False
-    return STANFORD in (read_json_object(file).get("architectures") or [])
+    return file.is_file() and read_json_object(file).get("architectures") == [STANFORD]
 
 
 def read_stanford_metadata(folder: Path, log: Callable[[str], None]) -> dict[str, Any]:
@@ -119,42 +125,49 @@ def token_features(
     return (TOKEN_EMBEDDINGS, EMBEDDING), True
 
 
-def prompts_with_prefixes(settings: Mapping[str, Any]) -> dict[str, str]:
+def prompts_with_prefixes(settings: Mapping[str, Any]) -> dict[Any, Any]:
     """Returns the prompts in the content of `PROMPTS`, with the prefixes of PyLate."""
-    prompts: dict[str, str] = dict(settings.get("prompts") or {})
+    prompts = dict(settings.get("prompts") or {})
     for role, prefix in _prefixes(settings).items():
         prompts[role] = prefix + (prompts.get(role) or "").removeprefix(prefix)
     return prompts
 
 
 def _prefixes(settings: Mapping[str, Any]) -> dict[str, str]:
-    keys = {role: f"{role}_prefix" for role in get_args(Role)}
-    return {role: settings[key] or "" for role, key in keys.items() if key in settings}
+    """Returns the prefix of each role that has one. Raises UserError."""
+    prefixes = {role: settings[key] or "" for role, key in PREFIX_KEYS.items() if key in settings}
+    for role, prefix in prefixes.items():
+        if not isinstance(prefix, str):
+            raise UserError(f"{PROMPTS}: {PREFIX_KEYS[role]} is {shorten(prefix)}: set it to a text, or null")
+    return prefixes
 
 
 def read_interaction(
     file: Path,
     settings: Mapping[str, Any],
-    text_settings: Mapping[str, Any],
+    texts_file: Path | None,
     mask_file: Path | None,
 ) -> LateInteraction:
     """Returns the settings of late interaction.
 
     Args:
-        file: the file `PROMPTS`, for messages.
-        settings: its content.
-        text_settings: content of the file with the settings of texts, which replaces keys of PyLate.
+        file: file with ``settings``, for messages.
+        settings: content of `PROMPTS`.
+        texts_file: file with the settings of texts, which replace keys of PyLate; None for none.
         mask_file: config.json of the module MultiVectorMask; None without this module.
 
     Raises:
         UserError: a value is invalid or not supported.
     """
-    values = {**_pylate_lengths(settings), **text_settings}
-    lengths = {key: values.get(key) for key in ("query_length", "document_length")}
+    texts = {} if texts_file is None else read_json_object(texts_file)
+    values = {**_pylate_lengths(settings), **texts}
+    sources = {key: texts_file if texts_file is not None and key in texts else file for key in LENGTH_KEYS}
+    lengths: dict[str, Any] = {key: values.get(key) for key in ("query_length", "document_length")}
     for key, length in lengths.items():
         if length is not None and not is_count(length):
-            raise UserError(f"{file}: {key} is {shorten(length)}: set it to a number of tokens, or null")
-    interaction = _with_expansion(LateInteraction(**lengths), values.get("query_expansion"), file)
+            raise UserError(f"{sources[key]}: {key} is {shorten(length)}: set it to a number of tokens, or null")
+    expansion = values.get("query_expansion")
+    interaction = _with_expansion(LateInteraction(**lengths), expansion, sources["query_expansion"])
     if mask_file is not None:
         return _with_mask(interaction, mask_file)
     if settings.get("model_type") == MULTI_VECTOR_ENCODER:
@@ -187,14 +200,18 @@ def _with_expansion(interaction: LateInteraction, expansion: Any, file: Path) ->
     """Adds the settings of ``query_expansion``. Raises UserError."""
     if expansion is None:
         return interaction
-    known = {"strategy", "attend", "token", "length"}
-    if not isinstance(expansion, dict) or set(expansion) - known or expansion.get("strategy") not in ("fixed", "min"):
+    known = ("strategy", "attend", "token", "length")
+    if (
+        not isinstance(expansion, dict)
+        or set(expansion) - set(known)
+        or expansion.get("strategy") not in ("fixed", "min")
+    ):
         raise UserError(
             f"{file}: query_expansion is {shorten(expansion)}: set it to null, or to an object of {', '.join(known)} "
             "with the strategy fixed or min"
         )
     length, attends, token = expansion.get("length"), expansion.get("attend", False), expansion.get("token")
-    if not is_count(length) or not isinstance(attends, bool) or not isinstance(token, str | None):
+    if length is None or not is_count(length) or not isinstance(attends, bool) or not isinstance(token, str | None):
         raise UserError(
             f"{file}: query_expansion is {shorten(expansion)}: set length to a number of tokens, attend to true or "
             "false, and token to a token or null"

@@ -93,7 +93,6 @@ def read_pooling(folder: Path, log: Callable[[str], None]) -> Pooling | None:
     is_lexical, is_late = "SpladePooling" in folder_of, late_interaction.is_late(folder_of, content)
     settings_files = [place / name for place in (modules[0][1], folder) for name in TEXT_SETTINGS]
     texts_file = next((file for file in settings_files if file.is_file()), None)
-    texts = {} if texts_file is None else read_json_object(texts_file)
     length, lowercase = (None, False) if texts_file is None else _text_settings(texts_file, is_lexical, is_late, log)
     settings = _model_settings(folder / PROMPTS, content, is_lexical, is_late, log)
     settings["mode"], settings["include_prompt"] = Pooling.mode, Pooling.include_prompt
@@ -101,13 +100,14 @@ def read_pooling(folder: Path, log: Callable[[str], None]) -> Pooling | None:
         settings["mode"], settings["include_prompt"] = _pooling_settings(folder_of["Pooling"] / "config.json", log)
     if is_lexical:
         settings["mode"], settings["num_log1p"] = _lexical_settings(folder_of["SpladePooling"] / "config.json", log)
-    features, adds_normalize = (EMBEDDING,), False
+    features: tuple[str, ...] = (EMBEDDING,)
+    adds_normalize = False
     if is_late:
         mask_file = folder_of[MULTI_VECTOR_MASK] / "config.json" if MULTI_VECTOR_MASK in folder_of else None
         if mask_file is not None and mask_file.is_file():
             _warn_unknown(mask_file, read_json_object(mask_file), late_interaction.MASK_KEYS, log)
         settings["mode"] = TOKENS
-        settings["interaction"] = late_interaction.read_interaction(folder / PROMPTS, content, texts, mask_file)
+        settings["interaction"] = late_interaction.read_interaction(folder / PROMPTS, content, texts_file, mask_file)
         features, adds_normalize = late_interaction.token_features(folder, folder_of, content)
     if "Normalize" in folder_of and not adds_normalize:
         file = folder_of["Normalize"] / "config.json"
@@ -123,7 +123,7 @@ def read_pooling(folder: Path, log: Callable[[str], None]) -> Pooling | None:
 
 def _read_stanford(folder: Path, log: Callable[[str], None]) -> Pooling:
     """Returns the pooling of a folder of Stanford's ColBERT. Raises UserError."""
-    content = late_interaction.read_settings(folder, log)
+    content, file = late_interaction.read_settings(folder, log), folder / late_interaction.STANFORD_METADATA
     dense: tuple[PooledDense, ...] = ()
     if weight_files(folder):
         tensors, source = read_tensors(folder)
@@ -135,8 +135,8 @@ def _read_stanford(folder: Path, log: Callable[[str], None]) -> Pooling:
         TOKENS,
         normalize=True,
         dense=dense,
-        interaction=late_interaction.read_interaction(folder / PROMPTS, content, {}, None),
-        **_model_settings(folder / late_interaction.STANFORD_METADATA, content, False, True, log),
+        interaction=late_interaction.read_interaction(file, content, None, None),
+        **_model_settings(file, content, False, True, log),
     )
 
 
@@ -222,9 +222,9 @@ def _model_settings(
             f"{file}: default_prompt_name is {shorten(default)}, but the prompts are {', '.join(prompts) or 'empty'}: "
             "set it to one of them, or null"
         )
-    document_prompts = DOCUMENT_PROMPTS
+    document_prompts: tuple[str, ...] = DOCUMENT_PROMPTS
     if is_late:
-        prompts, document_prompts = late_interaction.prompts_with_prefixes(content), DOCUMENT_PROMPTS[:1]
+        prompts, document_prompts = late_interaction.prompts_with_prefixes(content), ("document",)
     if is_late and truncate_dim is not None:
         log(WarningText(f"{file}: truncate_dim is {truncate_dim}, which is not applied to one embedding per token"))
         truncate_dim = None

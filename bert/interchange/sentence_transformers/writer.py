@@ -39,7 +39,8 @@ DEFAULT_PROMPT = "default"
 
 def pooling_config_files(pooling: Pooling, config: ModelConfig) -> dict[str, Any]:
     """Returns the sentence-transformers files for this pooling, as a dict of path and JSON content."""
-    modules, files = _modules(pooling, config), {}
+    modules = _modules(pooling, config)
+    files: dict[str, Any] = {}
     files["modules.json"] = [
         {"idx": i, "name": str(i), "path": path, "type": f"{PACKAGES.get(name, PACKAGE)}.{name}"}
         for i, (path, name, _) in enumerate(modules)

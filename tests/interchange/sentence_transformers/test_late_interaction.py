@@ -133,6 +133,7 @@ def test_a_prefix_comes_before_the_prompt_once(made, tmp_path: Path) -> None:
 
 def test_a_folder_of_stanford(made, tmp_path: Path) -> None:
     made(pooling=CLASSIC).save(tmp_path / "out")
+    modules = (tmp_path / "out/modules.json").read_text()
     for name in ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"):
         (tmp_path / "out" / name).unlink()
     edit(tmp_path / "out", architectures=["HF_ColBERT"])
@@ -151,6 +152,11 @@ def test_a_folder_of_stanford(made, tmp_path: Path) -> None:
     assert len(warned) == 2
     assert "similarity is 'l2', which is not applied" in warned[0]
     assert "skiplist_words has no effect for ! " in warned[1]
+    (tmp_path / "out/modules.json").write_text(modules)
+    said.clear()
+    assert bert.load(tmp_path / "out", said.append).pooling.normalize, "the modules replace the projection"
+    assert any(line.endswith("linear.weight is read as a Dense module, or replaced by one") for line in said)
+    (tmp_path / "out/modules.json").unlink()
     save_file(tensors, file)
     with pytest.raises(UserError, match=r"lacks linear.weight, the projection of ColBERT"):
         bert.load(tmp_path / "out")
@@ -182,7 +188,8 @@ def test_a_prefix_in_the_vocabulary_becomes_one_token(made, tmp_path: Path) -> N
         ("1_Dense/config.json", {"module_output_name": "other"}, "module_output_name is 'other'"),
         ("1_Dense/config.json", {"out_features": 7}, r"linear.weight is \[6, 12\]"),
         ("config_sentence_transformers.json", {"similarity_fn_name": "xtr"}, "set it to maxsim, meanmaxsim"),
-        ("sentence_bert_config.json", {"query_length": 0}, "query_length is 0: set it to a number of tokens"),
+        ("sentence_bert_config.json", {"query_length": 0}, r"sentence_bert_config\.json: query_length is 0: set it to"),
+        ("config_sentence_transformers.json", {"query_prefix": 3}, "query_prefix is 3: set it to a text, or null"),
         ("sentence_bert_config.json", {"query_length": 7}, "query_length is 7, below query_expansion's length 8"),
         ("sentence_bert_config.json", {"query_expansion": {"strategy": "all"}}, "strategy fixed or min"),
         ("sentence_bert_config.json", {"query_expansion": {"strategy": "min"}}, "set length to a number of tokens"),
