@@ -72,9 +72,9 @@ def max_sim(queries: Sequence[np.ndarray], documents: Sequence[np.ndarray], mean
     for rows in _blocks(queries, QUERY_TOKENS):
         vectors = np.concatenate(queries[rows]).astype(np.float32, copy=False)
         for columns in _blocks(documents, DOCUMENT_TOKENS):
-            products = np.concatenate(documents[columns]).astype(np.float32, copy=False) @ vectors.T
-            best = _reduce(np.maximum, products, documents[columns])
-            scores[rows, columns] = _reduce(np.add, best.T, queries[rows])
+            products = vectors @ np.concatenate(documents[columns]).astype(np.float32, copy=False).T
+            best = _reduce(np.maximum, products, documents[columns], axis=1)
+            scores[rows, columns] = _reduce(np.add, best, queries[rows], axis=0)
     if mean:
         scores /= np.maximum(list(map(len, queries)), 1).astype(np.float32)[:, None]
     scores[:, [not len(document) for document in documents]] = EMPTY_SCORE
@@ -92,10 +92,9 @@ def _blocks(texts: Sequence[np.ndarray], tokens: int) -> Iterator[slice]:
         start = stop
 
 
-def _reduce(reduction: np.ufunc, array: np.ndarray, texts: Sequence[np.ndarray]) -> np.ndarray:
-    """Reduces the rows of each text, [tokens, K] -> [texts, K]; 0 for texts without tokens."""
+def _reduce(reduction: np.ufunc, array: np.ndarray, texts: Sequence[np.ndarray], axis: int) -> np.ndarray:
+    """Reduces the tokens of each text along an axis; 0 for texts without tokens."""
     lengths = np.array(list(map(len, texts)), np.int64)
-    reduced = np.zeros((len(texts), array.shape[1]), np.float32)
-    if len(array):
-        reduced[lengths > 0] = reduction.reduceat(array, (np.cumsum(lengths) - lengths)[lengths > 0])
-    return reduced
+    is_filled = lengths > 0
+    reduced = reduction.reduceat(array, (np.cumsum(lengths) - lengths)[is_filled], axis=axis)
+    return np.insert(reduced, np.cumsum(is_filled)[~is_filled], 0, axis=axis)
