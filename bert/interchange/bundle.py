@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast, get_args
+from typing import Any, NamedTuple, Self, cast, get_args
 
 from tokenizers import Tokenizer
 
@@ -18,9 +18,6 @@ from bert.interchange.names import ARCHITECTURES_WITH_LABELS
 from bert.interchange.stored_params import ParamsField, StoredParams
 from bert.model.parameters import Params, params_checksum
 from bert.model.pooling import Pooling
-
-if TYPE_CHECKING:
-    from bert.interchange.task_adapters import TaskAdapter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +43,8 @@ class ModelBundle:
         long_texts: length of a row, and how longer texts are read; None: they are cut to the model's positions.
         clitics: for taggers, word endings that count as separate words; None if unknown.
         pooling: how embeddings are computed, for sentence-transformers models; None for other models.
-        task_adapters: adapters by the name of the task for which they change embeddings.
+        task_adapters: adapters by the name of the task for which they change embeddings, as
+            `bert.interchange.task_adapters.TaskAdapter`.
         target_tokenizer: target vocabulary of an encoder-decoder; None if it is ``tokenizer``.
         decoding: generation settings with which the model was evaluated or published; None if there are none.
         source: folder or hub name from which the model was read.
@@ -69,7 +67,7 @@ class ModelBundle:
     long_texts: LongTexts | None = None
     clitics: tuple[str, ...] | None = None
     pooling: Pooling | None = None
-    task_adapters: Mapping[str, TaskAdapter] = field(default_factory=dict)
+    task_adapters: Mapping[str, Any] = field(default_factory=dict)
     target_tokenizer: Tokenizer | None = None
     decoding: Decoding | None = None
     source: str = ""

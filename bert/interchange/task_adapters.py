@@ -126,8 +126,8 @@ def read_task_adapters(
     """
     file = folder / "config.json"
     tasks, prompts = content.get(TASKS) or [], content.get(PROMPTS) or {}
-    is_list = isinstance(tasks, list) and all(isinstance(task, str) and NAME.fullmatch(task) for task in tasks)
-    if not is_list or len({folder_name(task) for task in tasks}) < len(tasks):
+    is_list = isinstance(tasks, list) and all(isinstance(name, str) and NAME.fullmatch(name) for name in tasks)
+    if not is_list or len({folder_name(name) for name in tasks}) < len(tasks):
         raise UserError(f"{file}: {TASKS} is {shorten(tasks)}: set it to a list of different names, or remove it")
     if not isinstance(prompts, dict) or not all(isinstance(prompt, str) for prompt in prompts.values()):
         raise UserError(f"{file}: {PROMPTS} is {shorten(prompts)}: set it to an object of tasks and texts")
