@@ -13,6 +13,7 @@ from bert.runs.folder import TARGET_TOKENIZER, RunFolder
 from bert.tokenizer.vocabulary import save_tokenizer
 from bert.training.finetuning.distillation import save_targets
 from bert.training.finetuning.kinds import has_groups_of_rows, sorts_by_length
+from bert.training.finetuning.ranking_losses import FLOPS
 from bert.training.finetuning.setup import Setup
 from bert.training.initialization import Log
 from bert.training.run_length import check_extension, num_train_steps
@@ -43,7 +44,7 @@ def make_loader(setup: Setup, config: FinetuneConfig) -> FinetuningLoader:
         count = NUM_GROUPS if jax.default_backend() == "cpu" else 2
         groups = LengthGroups(data.buckets, data.max_length, multiple, by_rows, (0,) * count)
     ramp = None
-    if task.kind == "embedding" and config.embedding.is_lexical:
+    if FLOPS in setup.loss.metrics:
         ramp = round(FLOPS_RAMP * num_train_steps(config.training, len(batches)))
     return FinetuningLoader(setup.train, config, parallel.process, batches, groups, ramp)
 

@@ -18,7 +18,10 @@ from bert.parallel.backends import gather_rows_if_axis, psum_if_axis
 from bert.training.length_groups import SequenceOutputs, apply_to_groups, groups_of
 from bert.training.losses import Apply, Batch, Loss, TaskLoss, WeightedSum, WeightedSums, expected_rows
 
-LEXICAL_METRICS = ("flops_loss", "query_words", "document_words")
+FLOPS = "flops_loss"
+"""Name of the FLOPS regularizer."""
+
+LEXICAL_METRICS = (FLOPS, "query_words", "document_words")
 """Names of the results of `lexical_sums`."""
 
 FLOAT_MIN = jnp.finfo(jnp.float32).min
