@@ -168,6 +168,11 @@ class ModelConfig:
     global_attention_every: Annotated[int, Range(minimum=2)] | None = None
     """Interval of global layers, with attention_window: every n-th layer, starting with first_global_layer, is
     global; 3 in ModernBERT. null: all layers are local."""
+    global_attention_sep_id: NonNegative | None = None
+    """Id of the separator token, with attention_window, for global tokens: these attend to the whole row with separate
+    queries, keys and values, and all tokens attend to them (Beltagy et al. 2020, section 3.1). Global are, as in
+    transformers' Longformer, the first token in sequence classification, the question in question answering, the
+    second text in multiple choice, and no token otherwise. null: no global tokens."""
     first_global_layer: NonNegative = 0
     """Number of the first global layer, counted from 0, with global_attention_every; 5 in Gemma 3."""
     relative_attention_buckets: Positive | None = None
@@ -250,6 +255,7 @@ class ModelConfig:
             vocab_size=self.decoder_vocab_size or self.vocab_size,
             token_dropout_id=None,
             conv_kernel_size=None,
+            global_attention_sep_id=None,
             num_hidden_layers=self.decoder_layers or self.num_hidden_layers,
         )
 
@@ -404,6 +410,7 @@ class ModelConfig:
             fix = f"remove one of the two, since the decoder would read hidden states of width {self.hidden_size}"
             raise conflict(self, "model.prediction_transform", "model.embedding_size", fix)
         self._check_positions()
+        self._check_global_tokens()
         self._check_norms()
         self._check_convolution()
         self._check_groups("num_hidden_layers", self.num_hidden_layers)
@@ -500,8 +507,26 @@ class ModelConfig:
         if self.causal:
             fix = "remove one of the two, since a token cannot know the masks after it"
             raise conflict(self, "model.token_dropout_id", "model.causal", fix)
-        if self.vocab_size is not None and self.token_dropout_id >= self.vocab_size:
-            raise conflict(self, "model.token_dropout_id", "model.vocab_size", "set it to the id of a token")
+        self._check_token_id("token_dropout_id", self.token_dropout_id)
+
+    def _check_token_id(self, key: str, token_id: int) -> None:
+        if self.vocab_size is not None and token_id >= self.vocab_size:
+            raise conflict(self, f"model.{key}", "model.vocab_size", "set it to the id of a token")
+
+    def _check_global_tokens(self) -> None:
+        key = "model.global_attention_sep_id"
+        if self.global_attention_sep_id is None:
+            return
+        if self.attention_window is None:
+            raise conflict(self, key, "model.attention_window", "set a window, or remove the key")
+        if self.position_embedding_type in IN_ATTENTION:
+            raise conflict(self, key, "model.position_embedding_type", "set the positions to learned or sinusoidal")
+        for other in ("global_attention_every", "relative_attention_buckets", "query_key_norm", "causal"):
+            if getattr(self, other):
+                raise conflict(self, key, f"model.{other}", "remove one of the two")
+        if self.share_decoder == "all":
+            raise conflict(self, key, "model.share_decoder", "share the embeddings only, or remove the key")
+        self._check_token_id("global_attention_sep_id", self.global_attention_sep_id)
 
     def _check_convolution(self) -> None:
         size, limit = self.conv_kernel_size, 2 * self.max_position_embeddings - 1

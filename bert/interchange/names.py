@@ -53,6 +53,7 @@ ENCODER_MODULES = {
     f"{LAYER}/attention/position": "dense",
     f"{LAYER}/attention/distance_query": "dense",
     f"{LAYER}/attention/distance_key": "dense",
+    **{f"{LAYER}/attention/global_{part}": "dense" for part in ("query", "key", "value")},
     f"{LAYER}/attention/segment": "array",
     **{f"{LAYER}/attention/{part}_bias": "array" for part in ("content", "position", "segment")},
     f"{LAYER}/attention/query_norm": "norm",

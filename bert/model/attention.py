@@ -131,7 +131,7 @@ SPLASH_BLOCKS = (512, 384, 256, 128)
 
 def splash_supports(mask: Mask, num_queries: int, num_keys: int) -> bool:
     """Whether splash attention supports a mask: self-attention with padding, packed, causal or local masks."""
-    unsupported = (mask.pairs, mask.bias, mask.positions, mask.start)
+    unsupported = (mask.pairs, mask.bias, mask.positions, mask.start, mask.global_tokens)
     return num_queries == num_keys and all(condition is None for condition in unsupported)
 
 

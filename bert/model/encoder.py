@@ -35,7 +35,8 @@ from bert.model.dropout import Dropout, maybe_dropout
 from bert.model.halting import Halting, halting_probabilities
 from bert.model.layers import Convolution, Layer, LayerExecution, LayerStates, remat, scan_layers
 from bert.model.linear import ACTIVATIONS, Transform, hidden_dense, layer_norm, truncated_normal_init
-from bert.model.mask import Mask, Packing, make_mask
+from bert.model.mask import GlobalTokens, Mask, Packing, make_mask
+from bert.model.names import GlobalTokenKind
 from bert.model.positions import (
     AttentionContext,
     attention_contexts,
@@ -320,12 +321,14 @@ class Bert(nn.Module):
         dtype: type of the computation, float32 or bfloat16.
         add_pooling_layer: whether to add the pooler. Token-level heads do not need it.
         execution: how the layers run. It changes results only by rounding.
+        global_tokens: tokens with global attention, if the model has it; None for none.
     """
 
     config: ModelConfig
     dtype: Dtype = jnp.float32
     add_pooling_layer: bool = True
     execution: LayerExecution = LayerExecution()
+    global_tokens: GlobalTokenKind | None = None
 
     def setup(self) -> None:
         self.embeddings = Embeddings(self.config, self.dtype)
@@ -366,13 +369,18 @@ class Bert(nn.Module):
                 queries (``ModelConfig.has_query_embedding``).
 
         Raises:
-            ValueError: T is larger than ``max_position_embeddings``.
+            ValueError: T is larger than ``max_position_embeddings``, or packed rows would have global tokens.
         """
         ids = (input_ids, token_type_ids, position_ids)
         x = self.embeddings(*ids, packing, dropout, num_queries, attention_mask)
         mask = make_mask(self.config, attention_mask, packing) if mask is None else mask
         if token_type_ids is not None and self.config.has_relative_segments:
             mask = mask.replace(segments=token_type_ids)
+        if self.global_tokens is not None and (separator := self.config.global_attention_sep_id) is not None:
+            if packing is not None:
+                raise ValueError("packed rows have no global tokens: pad rows instead, or leave out global_tokens")
+            tokens = GlobalTokens.find(self.global_tokens, input_ids, separator, attention_mask)
+            mask = mask.replace(global_tokens=tokens)
         output = self.encoder(x, mask, dropout, intermediates, cache=cache, num_queries=num_queries)
         if not self.add_pooling_layer:
             return output

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int, Num
@@ -13,6 +15,7 @@ from bert.model.dropout import Dropout, maybe_dropout
 from bert.model.encoder import Bert
 from bert.model.layers import LayerExecution
 from bert.model.linear import dense
+from bert.model.names import GLOBAL_TOKENS, GlobalTokenKind
 from bert.model.pretraining import MaskedLMHead
 from bert.model.reductions import last_token, pool
 
@@ -36,10 +39,11 @@ class TaskModel(nn.Module):
     dtype: Dtype = jnp.float32
     num_feature_layers: int | None = None
     execution: LayerExecution = LayerExecution()
+    global_tokens: ClassVar[GlobalTokenKind | None] = None
 
     def make_encoder(self, add_pooling_layer: bool) -> Bert:
         """Returns the encoder. Subclasses assign it to ``self.bert``."""
-        return Bert(self.config, self.dtype, add_pooling_layer, self.execution)
+        return Bert(self.config, self.dtype, add_pooling_layer, self.execution, self.global_tokens)
 
     def token_features(self, inputs: Inputs, dropout: Dropout | None) -> Float[Array, "B T features"]:
         """Returns the inputs of a token-level head, [B, T, D], or [B, T, layers * D] with ``num_feature_layers``.
@@ -79,6 +83,8 @@ class BertForSequenceClassification(TaskModel):
     (RobertaClassificationHead in transformers, modeling_roberta.py). A causal encoder has no pooler, and its dense
     layer has no bias.
     """
+
+    global_tokens = GLOBAL_TOKENS["BertForSequenceClassification"]
 
     def setup(self) -> None:
         causal = self.config.causal
@@ -132,6 +138,7 @@ class BertForQuestionAnswering(TaskModel):
     """
 
     num_labels: int = 2
+    global_tokens = GLOBAL_TOKENS["BertForQuestionAnswering"]
 
     def setup(self) -> None:
         self.bert = self.make_encoder(add_pooling_layer=self.config.pools_tokens)
@@ -156,6 +163,7 @@ class BertForMultipleChoice(TaskModel):
     """Encoder applied to each choice as a separate row, with one score per choice (Devlin et al. 2018, section 4.4)."""
 
     num_labels: int = 1
+    global_tokens = GLOBAL_TOKENS["BertForMultipleChoice"]
 
     def setup(self) -> None:
         causal = self.config.causal
@@ -181,6 +189,12 @@ class BertForMultipleChoice(TaskModel):
         inputs = (input_ids.reshape(-1, length), rows(token_type_ids), rows(attention_mask))
         features = self.row_features(inputs, dropout)
         return self.classifier(self.drop(features, dropout)).astype(jnp.float32).reshape(-1, choices)
+
+
+class BertForReranking(BertForMultipleChoice):
+    """Encoder applied to each pair of a query and a document. A row is that of a `BertForSequenceClassification`."""
+
+    global_tokens = GLOBAL_TOKENS["BertForSequenceClassification"]
 
 
 class BertForEmbedding(nn.Module):
@@ -223,7 +237,7 @@ HEADS: dict[str, type[nn.Module]] = {
     "token_classification": BertForTokenClassification,
     "question_answering": BertForQuestionAnswering,
     "multiple_choice": BertForMultipleChoice,
-    "reranker": BertForMultipleChoice,
+    "reranker": BertForReranking,
 }
 """Model class of each kind of task with a head over the encoder.
 

@@ -16,7 +16,9 @@ from flax import struct
 from jaxtyping import Bool, Float, Int, Num, Shaped
 
 from bert.config import ModelConfig
+from bert.errors import require
 from bert.model.array_types import Array, PaddingMask
+from bert.model.names import GlobalTokenKind
 
 Length = Any
 """An int, or a symbolic dimension while a function is exported for any length."""
@@ -43,6 +45,77 @@ class Packing(struct.PyTreeNode):
     cls_positions: Array
 
 
+class GlobalTokens(struct.PyTreeNode):
+    """Tokens of local layers to which all queries attend, and which attend to all keys (Beltagy et al. 2020, 3.1).
+
+    G is the number of tokens per row that `select` reserves memory for.
+
+    Attributes:
+        flags: [B, T], true for a global token; false for padding.
+        keys: [B, T], 1 for a token and 0 for padding, to which no token attends; None without padding.
+        positions: [B, G], the positions of the global tokens of each row, in order, then of other tokens. None before
+            `select`.
+        maximum: maximum number of global tokens per row; None for any number.
+    """
+
+    __no_type_check__ = True  # jax.tree.map may put any object into a field
+
+    flags: Array
+    keys: Array | None = None
+    positions: Array | None = None
+    maximum: int | None = struct.field(pytree_node=False, default=None)
+
+    @classmethod
+    def find(
+        cls, kind: GlobalTokenKind, input_ids: Int[Array, "B T"], separator: int, attention_mask: PaddingMask | None
+    ) -> GlobalTokens:
+        """Finds the global tokens of padded rows. Without a separator, all tokens of a row are before it."""
+        has_ended = jnp.cumsum(input_ids == separator, axis=1) > 0
+        if kind == "first":
+            flags = jnp.zeros_like(has_ended).at[:, 0].set(True)
+        elif kind == "before_separator":
+            flags = ~has_ended
+        else:
+            flags = jnp.concatenate([jnp.zeros_like(has_ended[:, :2]), has_ended], axis=1)[:, : has_ended.shape[1]]
+        flags = flags if attention_mask is None else flags & attention_mask.astype(bool)
+        return cls(flags, attention_mask, maximum=1 if kind == "first" else None)
+
+    def select(self, limit: Length) -> GlobalTokens:
+        """Returns the same tokens with ``positions``: as many as ``maximum``, or ``limit`` if any number is possible.
+
+        The number is made even, which cuDNN's kernel requires.
+        """
+        count = limit if self.maximum is None else self.maximum + self.maximum % 2
+        return self.replace(positions=jnp.argsort(~self.flags, axis=1, stable=True)[:, :count])
+
+    @property
+    def num_selected(self) -> int:
+        """G."""
+        return require(self.positions, "the positions").shape[1]
+
+    @property
+    def num_per_row(self) -> Int[Array, "B"]:
+        """Number of global tokens of each row."""
+        return jnp.sum(self.flags, axis=1, dtype=jnp.int32)
+
+    def take(self, x: Shaped[Array, "B T *features"]) -> Shaped[Array, "B G *features"]:
+        """Selects the tokens at ``positions``."""
+        return jnp.take_along_axis(x, _expand(require(self.positions, "the positions"), x.ndim), axis=1)
+
+    def put(
+        self, selected: Shaped[Array, "B G *features"], x: Shaped[Array, "B T *features"]
+    ) -> Shaped[Array, "B T *features"]:
+        """Replaces the global tokens of ``x`` by ``selected``, which is in the order of `take`."""
+        index = jnp.clip(jnp.cumsum(self.flags, axis=1) - 1, 0, selected.shape[1] - 1)
+        moved = jnp.take_along_axis(selected, _expand(index, x.ndim), axis=1)
+        return jnp.where(_expand(self.flags, x.ndim), moved, x)
+
+
+def _expand(x: Array, ndim: int) -> Array:
+    """Appends axes of size 1."""
+    return x.reshape(*x.shape, *(1 for _ in range(ndim - x.ndim)))
+
+
 class Mask(struct.PyTreeNode):
     """Attention mask and bias. A query attends to a key if all conditions that are set hold.
 
@@ -55,11 +128,13 @@ class Mask(struct.PyTreeNode):
         segments: [B, S], segments of queries and keys for relative segments; None without these.
         positions: [#B, S], positions of queries and keys; None if they are in order.
         start: index of the first query among the keys, for decoding with a cache; None for 0.
+        global_tokens: tokens to which all queries attend in spite of ``window``; None for none. Their own attention is
+            computed separately (`bert.model.multi_head.Attention`).
         causal: whether a query attends only to its own position and earlier ones.
         window: maximum distance between query and key (Beltagy et al. 2020, section 3.1); None for no limit.
         right_padded: whether padding in ``keys`` is only at the end of rows. Kernels then use lengths, not booleans.
         block: positions per block if rows are split into blocks (`split_queries`), None otherwise. With blocks, only
-            ``pairs`` and ``bias`` apply.
+            ``pairs`` and ``bias`` apply, and the keys of a block are followed by those of the global tokens.
     """
 
     __no_type_check__ = True  # jax.tree.map may put any object into a field
@@ -71,6 +146,7 @@ class Mask(struct.PyTreeNode):
     bias: Array | None = None
     positions: Array | None = None
     start: Array | int | None = None
+    global_tokens: GlobalTokens | None = None
     causal: bool = struct.field(pytree_node=False, default=False)
     window: int | None = struct.field(pytree_node=False, default=None)
     right_padded: bool = struct.field(pytree_node=False, default=False)
@@ -89,7 +165,8 @@ class Mask(struct.PyTreeNode):
         if self.causal:
             conditions.append(distances >= 0)
         if self.window is not None:
-            conditions.append(jnp.abs(distances) <= self.window)
+            near = jnp.abs(distances) <= self.window
+            conditions.append(near if self.global_tokens is None else near | self.global_tokens.flags[:, None, None, :])
         return functools.reduce(operator.and_, conditions) if conditions else None
 
     def other_segment(self, num_queries: Length) -> Bool[Array, "B T S"] | None:
@@ -129,14 +206,16 @@ class Mask(struct.PyTreeNode):
 
     def to_pairs(self, num_queries: Length, num_keys: Length) -> Mask:
         """Returns the same mask with all conditions merged into ``pairs``, which layers can share."""
-        return Mask(pairs=self.booleans(num_queries, num_keys), bias=self.bias, start=self.start)
+        pairs = self.booleans(num_queries, num_keys)
+        return Mask(pairs=pairs, bias=self.bias, start=self.start, global_tokens=self.global_tokens)
 
     def to_blocks(
         self, rows: int, length: int, block: int, bias_from_distances: BiasFromDistances | None = None
     ) -> Mask:
         """Returns the same mask for rows split into blocks. Requires a window and no ``pairs``."""
         real = jnp.ones((rows, length), bool) if self.keys is None else self.keys.astype(bool)
-        visible = split_keys(real, block, self.causal)[:, None, :]
+        tokens = self.global_tokens
+        visible = split_keys(real if tokens is None else real & ~tokens.flags, block, self.causal)[:, None, :]
         if self.examples is not None:
             queries, keys = split_queries(self.examples, block), split_keys(self.examples, block, self.causal)
             visible = visible & (queries[:, :, None] == keys[:, None, :])
@@ -144,8 +223,12 @@ class Mask(struct.PyTreeNode):
         visible = visible & (jnp.abs(distance) <= (length if self.window is None else self.window))
         if self.causal:
             visible = visible & (distance >= 0)
+        if tokens is not None:
+            known = jnp.arange(tokens.num_selected) < tokens.num_per_row[:, None]
+            known = jnp.repeat(known, len(visible) // rows, axis=0)[:, None, :]
+            visible = jnp.concatenate([visible, jnp.broadcast_to(known, (*visible.shape[:2], known.shape[2]))], axis=-1)
         bias = None if bias_from_distances is None else bias_from_distances(distance[None])
-        return Mask(pairs=visible[:, None], bias=bias, block=block)
+        return Mask(pairs=visible[:, None], bias=bias, block=block, global_tokens=tokens)
 
     def kernel_arguments(self, num_queries: Length, num_keys: Length) -> dict[str, Any]:
         """Returns the arguments of `jax.nn.dot_product_attention`, except the bias.

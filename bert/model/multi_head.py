@@ -5,7 +5,11 @@ Shapes as in `bert.model.encoder`; M heads of keys and values.
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
@@ -18,6 +22,9 @@ from bert.model.linear import dense, hidden_dense, layer_norm, residual_dense, t
 from bert.model.mask import Mask, split_keys, split_queries
 from bert.model.positions import Disentangled, Positions, RelativeSinusoids, Rotation
 from bert.parallel.sharding import constrain_activation
+
+Projections = tuple[Array, Array, Array]
+"""Queries [B, T, N, H], and keys and values [B, T, M, H]."""
 
 
 class Attention(nn.Module):
@@ -43,6 +50,10 @@ class Attention(nn.Module):
         if config.query_key_norm:
             self.query_norm = layer_norm(config, self.dtype, "query_norm")
             self.key_norm = layer_norm(config, self.dtype, "key_norm")
+        if config.global_attention_sep_id is not None:
+            self.global_query = hidden_dense(config, width, self.dtype, "global_query", "query_key_value_bias")
+            self.global_key = hidden_dense(config, shared_width, self.dtype, "global_key", "query_key_value_bias")
+            self.global_value = hidden_dense(config, shared_width, self.dtype, "global_value", "query_key_value_bias")
         if is_linear:
             self.distance_query = hidden_dense(config, width, self.dtype, "distance_query", "query_key_value_bias")
             self.distance_key = dense(config, width, self.dtype, "distance_key", use_bias=False)
@@ -76,29 +87,118 @@ class Attention(nn.Module):
         """
         query = self._split_heads(self.query(queries))
         query = self.query_norm(query) if self.config.query_key_norm else query
-        if (scalar := self.config.query_pre_attn_scalar) is not None:  # kernels divide by the root of H
-            query = query * jnp.asarray((self.config.head_size / scalar) ** 0.5, query.dtype)
-        query = _rotate(query, positions)
-        weights, softcap = None, self.config.attention_softcap
+        query = _rotate(self._scale(query), positions)
+        if self.config.global_attention_sep_id is not None and self.is_initializing():
+            for projection in (self.global_query, self.global_key, self.global_value):
+                projection(queries[:, :1])  # rows may have no global tokens
         if isinstance(keys_values, KeysValues):
             mixed, weights = self._attend_to_projected(query, keys_values, mask, dropout, positions)
         else:
             key, value = self._project(keys_values, positions)
             query, mask = self._add_positions(query, key, mask, positions, dropout)
-            if mask.block is not None:
-                mixed = self._attend_in_blocks(query, key, value, mask, dropout)
-            elif self.kernel != "written":
-                mixed = fused_attention(query, key, value, mask, self.kernel, softcap)
+            if mask.global_tokens is None:
+                mixed, weights = self._attend(query, key, value, mask, dropout)
             else:
-                pairs, rate = mask.booleans(query.shape[1], key.shape[1]), self.config.attention_probs_dropout_prob
-                mixed, weights = dot_product_attention(
-                    query, key, value, pairs, mask.bias, dropout=dropout, dropout_rate=rate, softcap=softcap
-                )
+                mixed, weights = self._attend_with_global_tokens(queries, query, key, value, mask, dropout)
         return self.output(mixed.reshape(*queries.shape[:-1], query.shape[2] * query.shape[3])), weights
 
     def keys_values(self, x: Float[Array, "B S D"], positions: Positions | None = None) -> KeysValues:
         """Projects hidden states [B, S, D] to keys and values for repeated use."""
         return KeysValues.from_heads(*self._project(x, positions))
+
+    def _attend(
+        self,
+        query: Float[Array, "B T N H"],
+        key: Float[Array, "B S M H"],
+        value: Float[Array, "B S M H"],
+        mask: Mask,
+        dropout: Dropout | None,
+    ) -> tuple[Float[Array, "B T N H"], Float[Array, "B N T S"] | None]:
+        """Returns the weighted sums of values, and the weights; None with a fused kernel or blocks."""
+        if mask.block is not None:
+            return self._attend_in_blocks(query, key, value, mask, dropout), None
+        softcap = self.config.attention_softcap
+        if self.kernel != "written":
+            return fused_attention(query, key, value, mask, self.kernel, softcap), None
+        pairs, rate = mask.booleans(query.shape[1], key.shape[1]), self.config.attention_probs_dropout_prob
+        return dot_product_attention(
+            query, key, value, pairs, mask.bias, dropout=dropout, dropout_rate=rate, softcap=softcap
+        )
+
+    def _attend_with_global_tokens(
+        self,
+        x: Float[Array, "B T D"],
+        query: Float[Array, "B T N H"],
+        key: Float[Array, "B T M H"],
+        value: Float[Array, "B T M H"],
+        mask: Mask,
+        dropout: Dropout | None,
+    ) -> tuple[Float[Array, "B T N H"], Float[Array, "B N T S"] | None]:
+        """Computes local attention, and the attention of the global tokens with their projections.
+
+        In blocks, memory is reserved for one block of global tokens per row. If a row of the batch has more, all rows
+        are computed one block of queries after another, which also takes memory linear in T, but more time.
+        """
+        tokens = require(mask.global_tokens, "the global tokens")
+        global_key, global_value = self._split_heads(self.global_key(x)), self._split_heads(self.global_value(x))
+        may_overflow = mask.block is not None and tokens.maximum is None
+        source = x if may_overflow else tokens.take(x)
+        global_query = self._scale(self._split_heads(self.global_query(source)))
+
+        def attend() -> tuple[Float[Array, "B T N H"], Float[Array, "B N T S"] | None]:
+            mixed, weights = self._attend(query, key, value, mask, dropout)
+            selected = tokens.take(global_query) if may_overflow else global_query
+            visible = Mask(keys=tokens.keys).to_pairs(selected.shape[1], x.shape[1])
+            apart = None if dropout is None else dropout.fold_in("global")
+            mixed_global, weights_global = self._attend(selected, global_key, global_value, visible, apart)
+            if weights is not None and weights_global is not None:
+                by_query = (jnp.swapaxes(array, 1, 2) for array in (weights_global, weights))
+                weights = jnp.swapaxes(tokens.put(*by_query), 1, 2)
+            return tokens.put(mixed_global, mixed), weights
+
+        if not may_overflow:
+            return attend()
+        fits = jnp.all(tokens.num_per_row <= tokens.num_selected)
+        local, of_global = (query, key, value), (global_query, global_key, global_value)
+        in_turn = partial(self._attend_in_turn, mask, dropout, local, of_global)
+        return jax.lax.cond(fits, lambda: attend()[0], in_turn), None
+
+    def _attend_in_turn(
+        self, mask: Mask, dropout: Dropout | None, local: Projections, of_global: Projections
+    ) -> Float[Array, "B T N H"]:
+        """Computes the attention of one block of queries after another, for any number of global tokens."""
+        tokens, block = require(mask.global_tokens, "the global tokens"), require(mask.block, "the size of a block")
+        (query, *keys_values), (global_query, *global_keys_values) = local, of_global
+        rows, length, heads, size = query.shape
+        visible = Mask(keys=tokens.keys)
+        near = visible.replace(window=self.config.attention_window, global_tokens=tokens)
+        options: Any = {"softcap": self.config.attention_softcap}
+        if self.kernel == "written":
+            options["dropout_rate"] = self.config.attention_probs_dropout_prob
+
+        @jax.checkpoint
+        def attend(part: tuple[Array, Array, Array, Array]) -> Float[Array, "B block N H"]:
+            start, query, global_query, flags = part
+            source = None if dropout is None else dropout.fold_in(start)
+            apart = None if source is None else source.fold_in("global")
+            pairs = near.replace(start=start).booleans(block, length)
+            mixed, _ = dot_product_attention(query, *keys_values, pairs, dropout=source, **options)
+            pairs = visible.booleans(block, length)
+            mixed_global, _ = dot_product_attention(global_query, *global_keys_values, pairs, dropout=apart, **options)
+            return jnp.where(flags[:, :, None, None], mixed_global, mixed)
+
+        def parts(x: Array) -> Array:
+            return jnp.moveaxis(split_queries(x, block).reshape(rows, -1, block, *x.shape[2:]), 1, 0)
+
+        starts = block * jnp.arange(-(-length // block))
+        mixed = jax.lax.map(attend, (starts, *map(parts, (query, global_query, tokens.flags))))
+        return jnp.moveaxis(mixed, 0, 1).reshape(rows, -1, heads, size)[:, :length]
+
+    def _scale(self, query: Float[Array, "B T N H"]) -> Float[Array, "B T N H"]:
+        """Scales queries for ``query_pre_attn_scalar``: kernels divide by the square root of H."""
+        if (scalar := self.config.query_pre_attn_scalar) is None:
+            return query
+        return query * jnp.asarray((self.config.head_size / scalar) ** 0.5, query.dtype)
 
     def _attend_to_projected(
         self,
@@ -129,7 +229,7 @@ class Attention(nn.Module):
         """Computes local attention at a cost linear in T: each block of queries becomes a separate row."""
         block, (rows, length, *_) = require(mask.block, "the size of a block"), query.shape
         query = split_queries(query, block)
-        key, value = (split_keys(x, block, self.config.causal) for x in (key, value))
+        key, value = (self._keys_of_blocks(x, mask) for x in (key, value))
         softcap = self.config.attention_softcap
         if self.kernel != "written":
             mixed = fused_attention(query, key, value, mask, self.kernel, softcap)
@@ -141,6 +241,14 @@ class Attention(nn.Module):
                 query, key, value, mask.pairs, mask.bias, dropout=dropout, dropout_rate=rate, softcap=softcap
             )
         return mixed.reshape(rows, -1, *mixed.shape[2:])[:, :length]
+
+    def _keys_of_blocks(self, x: Float[Array, "B T M H"], mask: Mask) -> Float[Array, "blocks keys M H"]:
+        """Returns the keys or values of each block: its own, its neighbours', and the global tokens'."""
+        blocks = split_keys(x, require(mask.block, "the size of a block"), self.config.causal)
+        if mask.global_tokens is None:
+            return blocks
+        extra = jnp.repeat(mask.global_tokens.take(x), len(blocks) // len(x), axis=0)
+        return jnp.concatenate([blocks, extra], axis=1)
 
     def _add_positions(
         self,

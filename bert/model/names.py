@@ -6,6 +6,7 @@ A path joins module names with ``/``, from the top of the parameters. ``{}`` sta
 from __future__ import annotations
 
 from collections.abc import Set
+from typing import Literal
 
 from bert.config import ModelConfig
 
@@ -44,6 +45,19 @@ ARCHITECTURES: dict[str, tuple[str, ...]] = {
 """Module classes of this package, with their parts besides the encoder. A part is loaded or initialized as a whole."""
 
 ENCODER_DECODER = "BertForSequenceToSequence"
+
+GlobalTokenKind = Literal["first", "before_separator", "after_separator"]
+"""Tokens with global attention: the first one, those before the first separator, or those from two tokens after it."""
+
+GLOBAL_TOKENS: dict[str, GlobalTokenKind] = {
+    "BertForSequenceClassification": "first",
+    "BertForQuestionAnswering": "before_separator",
+    "BertForMultipleChoice": "after_separator",
+}
+"""Global tokens of each architecture, if the model has global attention. Others have none.
+
+They equal those of transformers' classes (modeling_longformer.py). Pairs have two separators after the first text.
+"""
 
 ARCHITECTURE_OF_KIND = {
     "sequence_classification": "BertForSequenceClassification",

@@ -325,10 +325,13 @@ def attention_contexts(
         may_split: whether local layers may split rows into blocks.
     """
     bias_from_distances = _relative_bias(config)
-    # Splash attention skips positions outside the window without blocks. Masks with ``pairs`` or ``start`` need whole
-    # rows. A symbolic length cannot be split.
-    may_split = may_split and kernel != "splash" and mask.pairs is None and mask.start is None
+    # Splash attention skips positions outside the window without blocks, but lacks global tokens. Masks with ``pairs``
+    # or ``start`` need whole rows. A symbolic length cannot be split.
+    skips = kernel == "splash" and mask.global_tokens is None
+    may_split = may_split and not skips and mask.pairs is None and mask.start is None
     block = config.local_block(length) if may_split and isinstance(length, int) else None
+    if mask.global_tokens is not None:
+        mask = mask.replace(global_tokens=mask.global_tokens.select(block or length))
 
     def context(local: bool) -> AttentionContext:
         positions: Positions | None = None

@@ -21,8 +21,8 @@ BATCH_AXES = ("data", "fsdp")
 
 RULES: tuple[tuple[str, PartitionSpec], ...] = (
     # end of the path                                      axes of its dimensions
-    (r"(cross_)?attention/(\w*(query|key)|value|position)/kernel", PartitionSpec("fsdp", "tensor")),  # [D, N * H]
-    (r"(cross_)?attention/((\w*query|key|value)/|(content|position|segment)_)bias", PartitionSpec("tensor")),  # [N * H]
+    (r"(cross_)?attention/(\w*(query|key|value)|position)/kernel", PartitionSpec("fsdp", "tensor")),  # [D, N * H]
+    (r"(cross_)?attention/(\w*(query|key|value)/|(content|position|segment)_)bias", PartitionSpec("tensor")),  # [N * H]
     (r"attention/segment", PartitionSpec(None, "tensor")),  # [2, N * H]
     (r"(cross_)?attention/output/kernel", PartitionSpec("tensor", "fsdp")),  # [N * H, D]
     (r"(intermediate|gate)/kernel", PartitionSpec("fsdp", "tensor")),  # [D, F]

@@ -262,6 +262,15 @@ CASES = {
         for act, ours in ACTIVATIONS.items()
     },
     "roberta": Case(families.ROBERTA, ROBERTA, OFFSET),
+    "longformer": Case(
+        families.LONGFORMER,
+        {**ROBERTA, "sep_token_id": 2, "attention_window": [8] * 5, "max_position_embeddings": 152},
+        {
+            **{"position_offset": 2, "max_position_embeddings": 150},
+            **{"attention_window": 4, "global_attention_sep_id": 2},
+        },
+        long_rows=150,
+    ),
     # the MLM heads of transformers' RoBERTa and ELECTRA have no other activation than gelu
     **{
         f"roberta, {act}": Case(

@@ -100,6 +100,15 @@ def inputs(
     return {"input_ids": ids, "token_type_ids": random.integers(0, segments, shape), "attention_mask": mask}
 
 
+def with_separators(batch: dict[str, np.ndarray], separator: int) -> dict[str, np.ndarray]:
+    """Returns the rows with the three separators of a pair of texts, which transformers' Longformer requires."""
+    ids = np.where(batch["input_ids"] == separator, separator + 1, batch["input_ids"])
+    ends = batch["attention_mask"].sum(-1)
+    for place in np.ndindex(ends.shape):
+        ids[place][[ends[place] // 3, ends[place] // 3 + 1, ends[place] - 1]] = separator
+    return {**batch, "input_ids": ids}
+
+
 def real_inputs(folder: Path, model: bert.Pretrained, texts: list, architecture: str) -> dict[str, np.ndarray]:
     """Returns texts or pairs in the rows of our tokenizer, which must equal the rows of transformers' tokenizer."""
     features = tokenize(model.tokenizer, texts, WIDTH)

@@ -13,12 +13,15 @@ from bert.data.encoding import tokenize
 from bert.errors import UserError
 from bert.interchange import families
 from bert.interchange.modules import build_module
+from bert.interchange.writers.signature import make_forward, parameters
 from bert.model.dropout import Dropout
+from bert.model.names import GLOBAL_TOKENS
 from bert.model.positions import MAX_RELATIVE_DISTANCE, buckets_by_distance
 from tests.interchange.hf_folders import edit
 from tests.real.family_cases import CASES, GPT2, ROBERTA, Case
 from tests.real.hf_models import (
     ARGUMENTS,
+    HOSTILE,
     answers,
     assert_alike,
     assert_export,
@@ -29,6 +32,7 @@ from tests.real.hf_models import (
     real_inputs,
     torch,
     transformers,
+    with_separators,
 )
 
 pytestmark = pytest.mark.real
@@ -65,6 +69,10 @@ def batches_of(case: Case, model: bert.Pretrained, folder: Path, texts: tuple[li
     first, segments = case.read.get("position_offset", 0), max(model.config.type_vocab_size, 1)
     padding = case.settings.get("pad_token_id", 0)
     batches = [inputs(model.architecture, padded, segments, first, padding, **words) for padded in (False, True)]
+    separator = model.config.global_attention_sep_id
+    if separator is not None:
+        batches = [with_separators(batch, separator) for batch in batches]
+        texts = texts if GLOBAL_TOKENS.get(model.architecture) in (None, "first") else texts[1:]  # pairs alone
     # transformers' causal classifiers leave out the end token where it is the padding, too
     leaves_out_ends = model.config.causal and model.architecture == "BertForSequenceClassification"
     for some in texts if case.real_rows and not leaves_out_ends else ():
@@ -76,11 +84,18 @@ def batches_of(case: Case, model: bert.Pretrained, folder: Path, texts: tuple[li
         assert batch["token_type_ids"].any(), "the pairs have a second segment"
     if not case.long_rows:
         return [joined(batches)]
-    ids = np.tile(batches[0]["input_ids"], 5)[..., : case.long_rows]
-    return [
-        joined(batches),
-        {"input_ids": ids, "token_type_ids": np.zeros_like(ids), "attention_mask": np.ones_like(ids)},
-    ]
+    return [joined(batches), long_batch(model, batches[0]["input_ids"], case.long_rows, padding)]
+
+
+def long_batch(model: bert.Pretrained, ids: np.ndarray, length: int, padding: int) -> dict[str, np.ndarray]:
+    """Returns repeated rows, of which the last ones are padded."""
+    ids = np.tile(ids, -(-length // ids.shape[-1]))[..., :length]
+    mask = np.ones_like(ids)
+    mask[-1, ..., 2 * length // 3 :] = 0
+    ids[mask == 0] = padding
+    batch = {"input_ids": ids, "token_type_ids": np.zeros_like(ids), "attention_mask": mask}
+    separator = model.config.global_attention_sep_id
+    return batch if separator is None else with_separators(batch, separator)
 
 
 def test_an_untied_decoder_stays_untied(tmp_path) -> None:
@@ -137,6 +152,47 @@ def test_a_bare_gpt2_is_a_language_model_as_well(tmp_path) -> None:
     assert states.pooled_output is None
     model.save(tmp_path / "ours")
     assert type(transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours")).__name__ == "GPT2LMHeadModel"
+
+
+@pytest.mark.parametrize("architecture", families.LONGFORMER.classes)
+def test_long_rows_of_longformer_are_computed_in_blocks(architecture: str, tmp_path: Path) -> None:
+    """Outputs of rows with fewer and with more global tokens than a block of 32 has, of which some are padded."""
+    settings = CASES["longformer"].settings
+    reference = drawn(tmp_path, architecture, "longformer", **settings)
+    model = bert.load(tmp_path)
+    assert model.config.local_block(150) == 32
+    run = jax.jit(make_forward(model))
+    long = long_batch(model, inputs(architecture, False, 1, 2, 1)["input_ids"], 150, 1)
+    few = {**long, "input_ids": long["input_ids"].copy()}
+    for ids, mask in zip(few["input_ids"].reshape(-1, 150), few["attention_mask"].reshape(-1, 150), strict=True):
+        first = 7 if architecture == "BertForQuestionAnswering" else mask.sum() - 9
+        ids[ids == 2] = 3
+        ids[[first, first + 1, mask.sum() - 1]] = 2
+    for batch in (long, few):
+        arrays = {name: torch.tensor(batch[name]) for name in ("input_ids", "attention_mask")}
+        with torch.no_grad():
+            output = reference(**arrays)
+        ours, mask = run(parameters(model), batch), batch["attention_mask"].astype(bool)
+        assert ours.keys() <= output.keys()
+        for name, mine in ours.items():
+            other = output[name].numpy()
+            per_token = mine.shape[: mask.ndim] == mask.shape
+            np.testing.assert_allclose(*((x[mask] if per_token else x for x in (mine, other))), rtol=0, atol=1e-4)
+
+
+def test_longformer_reads_hostile_texts(tmp_path: Path) -> None:
+    reference = drawn(tmp_path, "Bert", "longformer", **CASES["longformer"].settings)
+    texts = [*HOSTILE, " ".join(HOSTILE)]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    batch = tokenizer(texts, padding=True, truncation=True, max_length=150, return_tensors="pt")
+    encoded = bert.load(tmp_path).encode(texts)
+    np.testing.assert_array_equal(encoded.attention_mask, batch["attention_mask"])
+    assert encoded.attention_mask.sum(1).max() > 100
+    with torch.no_grad():
+        expected = reference(**batch)
+    real = encoded.attention_mask.astype(bool)
+    np.testing.assert_allclose(encoded.last_hidden_state[real], expected.last_hidden_state.numpy()[real], atol=1e-4)
+    np.testing.assert_allclose(encoded.pooled_output, expected.pooler_output.numpy(), atol=1e-4)
 
 
 def test_settings_that_our_gpt2_lacks_are_rejected(tmp_path) -> None:

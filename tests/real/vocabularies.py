@@ -263,6 +263,7 @@ VOCABULARIES = {
     **dict.fromkeys(("qwen2", "qwen3"), write_qwen),
     "deberta": write_deberta,
     "roberta": write_roberta,
+    "longformer": write_roberta,
     "roberta-prelayernorm": write_roberta,
     "mpnet": write_mpnet,
     "roformer": write_roformer,

@@ -14,6 +14,7 @@ from bert.interchange.families.gemma import GEMMA, GEMMA2, GEMMA3
 from bert.interchange.families.gpt2 import GPT2
 from bert.interchange.families.gte import GTE, JINA_V3, NEW
 from bert.interchange.families.llama import LLAMA
+from bert.interchange.families.longformer import LONGFORMER
 from bert.interchange.families.megatron_bert import MEGATRON_BERT
 from bert.interchange.families.modernbert import MODERNBERT
 from bert.interchange.families.neobert import NEOBERT
@@ -36,7 +37,8 @@ __all__ = ["FAMILIES", "GOOGLE_NAMES", "Family", "family_of", "family_of_classes
 FAMILIES: tuple[Family, ...] = (
     *(BERT, ROBERTA_PRELAYERNORM, ROBERTA, CAMEMBERT, XLM_ROBERTA, DISTILBERT, ELECTRA, ALBERT, MPNET),
     *(DEBERTA, DEBERTA_V1, GPT2, MODERNBERT, ROFORMER, ERNIE, MEGATRON_BERT, XLM_ROBERTA_XL, NEOBERT, NOMIC_BERT),
-    *(GTE, NEW, JINA_V3, ESM, EUROBERT, LLAMA, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, XLNET, ENCODER_DECODER),
+    *(GTE, NEW, JINA_V3, ESM, EUROBERT, LLAMA, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, XLNET, LONGFORMER),
+    ENCODER_DECODER,
 )
 """All supported families. Later entries take precedence; the first one matches every model."""
 

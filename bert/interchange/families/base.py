@@ -61,12 +61,13 @@ PLAIN_SCALE = Limit(None, "its attention scores are divided by the square root o
 
 PLAIN_LAYERS = {
     "first_global_layer": Limit(0, "its first layer is global"),
+    "global_attention_sep_id": Limit(None, "its layers have no global tokens"),
     "sublayer_output_norm": Limit(False, "its layers have two norms"),
     "token_dropout_id": Limit(None, "its mask token has an embedding"),
     "conv_kernel_size": Limit(None, "it has no convolution"),
     "prediction_softcap": Limit(None, "its logits have no limit"),
 }
-"""Limits of families without the options of Gemma, ESM and DeBERTa-v2."""
+"""Limits of families without the options of Gemma, ESM, DeBERTa-v2 and Longformer."""
 
 SEPARATE_LAYERS = {
     **PLAIN_LAYERS,

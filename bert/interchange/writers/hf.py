@@ -315,6 +315,9 @@ def logits_difference(model: ModelBundle, folder: Path) -> float | None:
     padding = reference.config.pad_token_id or 0
     ids = random.integers(config.position_offset, config.vocab_size, shape)
     ids[ids == padding] = (padding + 1) % config.known_vocab_size
+    if (separator := config.global_attention_sep_id) is not None:  # transformers requires the three of a pair
+        ids[ids == separator] = next(number for number in range(3) if number not in (padding, separator))
+        ids[..., [length // 4, length // 4 + 1, length // 2 - 1]] = separator
     segments = random.integers(0, max(config.type_vocab_size, 1), shape)
     mask = np.ones(shape, int)
     mask[-1, ..., length // 2 :] = 0
