@@ -168,13 +168,13 @@ class ModelConfig:
     global_attention_every: Annotated[int, Range(minimum=2)] | None = None
     """Interval of global layers, with attention_window: every n-th layer, starting with first_global_layer, is
     global; 3 in ModernBERT. null: all layers are local."""
+    first_global_layer: NonNegative = 0
+    """Number of the first global layer, counted from 0, with global_attention_every; 5 in Gemma 3."""
     global_attention_sep_id: NonNegative | None = None
     """Id of the separator token, with attention_window, for global tokens: these attend to the whole row with separate
     queries, keys and values, and all tokens attend to them (Beltagy et al. 2020, section 3.1). Global are, as in
     transformers' Longformer, the first token in sequence classification, the question in question answering, the
     second text in multiple choice, and no token otherwise. null: no global tokens."""
-    first_global_layer: NonNegative = 0
-    """Number of the first global layer, counted from 0, with global_attention_every; 5 in Gemma 3."""
     relative_attention_buckets: Positive | None = None
     """Number of buckets of distances between two tokens. Each bucket has a bias of the attention scores per head,
     shared by all layers (Raffel et al. 2020, section 2.1). Small distances have their own buckets, large ones share

@@ -30,7 +30,7 @@ from bert.inference.generate import Continuation
 from bert.inference.pretrained import Pretrained
 from bert.model.decoders import BertForSequenceToSequence
 from bert.model.encoder import Bert
-from bert.model.names import has_decoder
+from bert.model.names import GLOBAL_TOKENS, GlobalTokenKind, has_decoder
 from bert.model.parameters import Params
 from bert.tokenizer.hf_settings import NO_LIMIT
 from bert.tokenizer.library import special_ids
@@ -119,19 +119,25 @@ def compute_attention_map(model: Pretrained, text: Text, target: str | Continuat
     length = len(features.ids)
     batch = features.batch(np.arange(1), _bucket(model, len(features.ids)), 1)
     params = {name: part for name, part in model.params["bert"].items() if name != "pooler"}
+    kind = GLOBAL_TOKENS.get(model.architecture)
     weights = _self_attentions(
-        model.config, params, batch["input_ids"], batch["token_type_ids"], batch["attention_mask"]
+        model.config, kind, params, batch["input_ids"], batch["token_type_ids"], batch["attention_mask"]
     )
     segments = batch["token_type_ids"][0, :length]
     tokens = AttentionTokens.from_ids(model.tokenizer, features.ids, segments, num_truncated)
     return AttentionMap(model.origin, tokens, tokens, _stack(weights, length, length))
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jax.jit, static_argnums=(0, 1))
 def _self_attentions(
-    config: ModelConfig, params: Params, input_ids: jax.Array, token_type_ids: jax.Array, attention_mask: jax.Array
+    config: ModelConfig,
+    global_tokens: GlobalTokenKind | None,
+    params: Params,
+    input_ids: jax.Array,
+    token_type_ids: jax.Array,
+    attention_mask: jax.Array,
 ) -> tuple[jax.Array, ...]:
-    apply: Callable[..., Any] = Bert(config, add_pooling_layer=False).apply
+    apply: Callable[..., Any] = Bert(config, add_pooling_layer=False, global_tokens=global_tokens).apply
     return apply({"params": params}, input_ids, token_type_ids, attention_mask, intermediates=True).attentions
 
 

@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int, Num, Shaped
 from bert.config import ModelConfig
 from bert.errors import require
 from bert.model.array_types import Array, PaddingMask
-from bert.model.names import GlobalTokenKind
+from bert.model.names import GlobalTokenKind, num_global_tokens
 
 Length = Any
 """An int, or a symbolic dimension while a function is exported for any length."""
@@ -55,15 +55,15 @@ class GlobalTokens(struct.PyTreeNode):
         keys: [B, T], 1 for a token and 0 for padding, to which no token attends; None without padding.
         positions: [B, G], the positions of the global tokens of each row, in order, then of other tokens. None before
             `select`.
-        maximum: maximum number of global tokens per row; None for any number.
+        kind: which tokens are global.
     """
 
     __no_type_check__ = True  # jax.tree.map may put any object into a field
 
     flags: Array
+    kind: GlobalTokenKind = struct.field(pytree_node=False)
     keys: Array | None = None
     positions: Array | None = None
-    maximum: int | None = struct.field(pytree_node=False, default=None)
 
     @classmethod
     def find(
@@ -78,14 +78,11 @@ class GlobalTokens(struct.PyTreeNode):
         else:
             flags = jnp.concatenate([jnp.zeros_like(has_ended[:, :2]), has_ended], axis=1)[:, : has_ended.shape[1]]
         flags = flags if attention_mask is None else flags & attention_mask.astype(bool)
-        return cls(flags, attention_mask, maximum=1 if kind == "first" else None)
+        return cls(flags, kind, attention_mask)
 
     def select(self, limit: Length) -> GlobalTokens:
-        """Returns the same tokens with ``positions``: as many as ``maximum``, or ``limit`` if any number is possible.
-
-        The number is made even, which cuDNN's kernel requires.
-        """
-        count = limit if self.maximum is None else self.maximum + self.maximum % 2
+        """Returns the same tokens with ``positions``, at most ``limit`` per row."""
+        count = num_global_tokens(self.kind, limit)
         return self.replace(positions=jnp.argsort(~self.flags, axis=1, stable=True)[:, :count])
 
     @property

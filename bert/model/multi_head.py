@@ -141,7 +141,7 @@ class Attention(nn.Module):
         """
         tokens = require(mask.global_tokens, "the global tokens")
         global_key, global_value = self._split_heads(self.global_key(x)), self._split_heads(self.global_value(x))
-        may_overflow = mask.block is not None and tokens.maximum is None
+        may_overflow = mask.block is not None and tokens.kind != "first"
         source = x if may_overflow else tokens.take(x)
         global_query = self._scale(self._split_heads(self.global_query(source)))
 

@@ -6,7 +6,7 @@ A path joins module names with ``/``, from the top of the parameters. ``{}`` sta
 from __future__ import annotations
 
 from collections.abc import Set
-from typing import Literal
+from typing import Any, Literal
 
 from bert.config import ModelConfig
 
@@ -67,6 +67,17 @@ ARCHITECTURE_OF_KIND = {
     "reranker": "BertForMultipleChoice",
 }
 """Names of the classes in `bert.model.heads.HEADS`, for code that does not import JAX."""
+
+
+def num_global_tokens(kind: GlobalTokenKind, limit: Any) -> Any:
+    """Returns G, the number of tokens per row for which global attention reserves memory.
+
+    It is even for a single token, because cuDNN's kernel requires even numbers of keys.
+
+    Args:
+        limit: number if there may be any number of global tokens; an int, or symbolic like `bert.model.mask.Length`.
+    """
+    return 2 if kind == "first" else limit
 
 
 def output_layer(architecture: str) -> str | None:

@@ -10,7 +10,13 @@ from typing import Any
 from bert.config import FinetuneConfig, ModelConfig, PretrainConfig
 from bert.data.pretraining.masking import Masking
 from bert.errors import UserError, require
-from bert.model.names import ENCODER_DECODER, pretraining_architecture
+from bert.model.names import (
+    ENCODER_DECODER,
+    GLOBAL_TOKENS,
+    GlobalTokenKind,
+    num_global_tokens,
+    pretraining_architecture,
+)
 from bert.model.parameters import arrays_by_path
 from bert.parallel.devices import DeviceFigures
 
@@ -26,7 +32,8 @@ TRAINING = 3
 
 FORMULA = {
     ATTENTION: "a layer: 4 D H (N + M) (8 D^2 in BERT; M heads of keys) + 4 T D (scores and mix), in place of T: three "
-    "blocks if local, T plus buckets or memory, 2 T if transformer_xl",
+    "blocks if local, T plus buckets or memory, 2 T if transformer_xl; for G global tokens "
+    "4 D H M + 8 G D more, and their queries",
     FEED_FORWARD: "a layer: 4 D F, 6 D F if it is gated",
     PROJECTION: "2 E D",
     CONVOLUTION: "2 D^2 for each token of its kernel",
@@ -68,6 +75,7 @@ def forward_flops(
     predictions: int,
     outputs: Mapping[str, tuple[int, bool]],
     permuted: bool = False,
+    global_tokens: GlobalTokenKind | None = None,
 ) -> dict[str, float]:
     """Returns the FLOPs per token of the forward pass over rows of T tokens, by part.
 
@@ -76,6 +84,7 @@ def forward_flops(
         predictions: P, number of positions that the MLM head decodes.
         outputs: for each further head, the elements of its matrix and whether it reads every token or one per row.
         permuted: whether rows have T + 2 P tokens, as in permuted language modelling, or XLNet's T + P.
+        global_tokens: the tokens with global attention, if the model has it.
     """
     width, layers = config.hidden_size, config.num_hidden_layers
     streams = 1 if config.has_query_embedding else 2
@@ -94,6 +103,8 @@ def forward_flops(
         + read / length * sum(projections + 4.0 * (count + vectors) * products for count in keys),
         FEED_FORWARD: read / length * layers * _feed_forward_flops(config),
     }
+    if global_tokens is not None and config.global_attention_sep_id is not None:
+        flops[ATTENTION] += layers * _global_attention_flops(config, length, global_tokens)
     if PROJECTION in components:
         flops[PROJECTION] = read / length * 2.0 * config.embedding_width * width
     if config.conv_kernel_size is not None:
@@ -109,6 +120,19 @@ def forward_flops(
     for name, (elements, every_token) in outputs.items():
         flops[name] = 2.0 * elements / (1 if every_token else length)
     return flops
+
+
+def _global_attention_flops(config: ModelConfig, length: int, kind: GlobalTokenKind) -> float:
+    """Returns the FLOPs per token of a layer's global tokens, if they fit the memory that is reserved for them.
+
+    In blocks, all tokens are projected to global queries if there may be any number of global tokens.
+    """
+    block = config.local_block(length)
+    count = num_global_tokens(kind, block or length)
+    queries = length if block is not None and kind != "first" else count
+    products = config.num_attention_heads * config.head_size
+    projections = 4.0 * config.key_value_heads * config.head_size + 2.0 * products * queries / length
+    return config.hidden_size * projections + 4.0 * products * count * (1 if block is None else 2)
 
 
 def _feed_forward_flops(config: ModelConfig) -> float:
@@ -257,7 +281,8 @@ def count_parts(
             elements[path[0]] = elements.get(path[0], 0) + math.prod(shape)
     outputs = {name: (count, architecture in TOKEN_HEADS) for name, count in elements.items()}
     permuted = isinstance(config, PretrainConfig) and config.training.objective == "plm"
-    forward = forward_flops(model, tokens, parameters, predictions, outputs, permuted)
+    kind = GLOBAL_TOKENS.get(architecture)
+    forward = forward_flops(model, tokens, parameters, predictions, outputs, permuted, kind)
     if GENERATOR in parameters:
         from bert.model.electra import make_generator_config  # imported here because it imports JAX
 

@@ -113,8 +113,8 @@ def test_a_model_without_weights_is_shown_by_its_config_alone(published, capsys,
     assert {key: facts[key] for key in same} == {key: expected[key] for key in same}
     assert any("a BertForSequenceClassification would be read" in line for line in facts["read"])
     assert any(line.startswith("needs 0.00 GB") for line in facts["read"])
-    edit(published, model_type="longformer")
-    assert "model_type is 'longformer'" in fails(main, str(published))
+    edit(published, model_type="big_bird")
+    assert "model_type is 'big_bird'" in fails(main, str(published))
 
 
 def test_a_hub_name_is_inspected_before_its_weights_are_downloaded(published, capsys, monkeypatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import html
 import html.parser
 import json
@@ -31,6 +32,7 @@ from bert.inference.attention_maps import (
 from bert.inference.generate import Continuation
 from bert.inference.pretrained import Pretrained
 from bert.model.attention import dot_product_attention
+from bert.model.heads import BertForSequenceClassification
 from bert.tokenizer.byte_level import TRAINED_SPECIAL_TOKENS
 from tests import tiny_models
 
@@ -168,6 +170,20 @@ def test_the_weights_are_the_models(pretrained) -> None:
     )
     _, weights = dot_product_attention(query, key, key)
     np.testing.assert_allclose(found.weights[0], weights[0], atol=1e-5)
+
+
+@pytest.mark.medium
+def test_a_classifier_shows_the_attention_of_its_global_token(tmp_path) -> None:
+    config = dataclasses.replace(tiny_models.CONFIG, attention_window=1, global_attention_sep_id=3)
+    model = tiny_models.model_of(
+        tmp_path, BertForSequenceClassification(config, 2), tiny_models.TASKS["classification"]
+    )
+    weights = compute_attention_map(model, "a b c d").weights
+    np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5)
+    length = weights.shape[-1]
+    near = np.abs(np.arange(length)[:, None] - np.arange(length)) <= 1
+    near[0] = near[:, 0] = True
+    np.testing.assert_array_equal(weights[0] > 0, near[None].repeat(2, 0))
 
 
 @pytest.fixture(scope="module")

@@ -29,6 +29,7 @@ CONFIG = ModelConfig(
     pooler_dropout=False,
 )
 ROBERTA = dataclasses.replace(CONFIG, hidden_act="gelu", pooler_dropout=True, position_offset=2, type_vocab_size=1)
+LONGFORMER = dataclasses.replace(ROBERTA, position_offset=1, attention_window=3, global_attention_sep_id=3)
 ELECTRA = dataclasses.replace(CONFIG, hidden_act="gelu", pooler_act="gelu", pooler_dropout=True, embedding_size=8)
 ALBERT = dataclasses.replace(CONFIG, embedding_size=8, num_hidden_layers=4, layer_groups=2)
 DISTILBERT = dataclasses.replace(CONFIG, pooler_act="relu", type_vocab_size=0, layer_norm_eps=1e-12)
@@ -140,6 +141,7 @@ EXAMPLES = {
     "bert": CONFIG,
     "roberta": dataclasses.replace(ROBERTA, position_offset=1),
     "roberta-prelayernorm": dataclasses.replace(ROBERTA, position_offset=1, pre_layer_norm=True),
+    "longformer": LONGFORMER,
     "distilbert": DISTILBERT,
     "electra": ELECTRA,
     "albert": ALBERT,

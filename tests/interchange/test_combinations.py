@@ -39,6 +39,7 @@ KEYS = {
     "residual_init": ["plain", "scaled"],
     "attention_window": [None, 2],
     "global_attention_every": [None, 2],
+    "global_attention_sep_id": [None, 3],
     "local_rotary_base": [None, 50.0],
     "first_global_layer": [0, 1],
     "hidden_act": ["gelu", "silu", "elu", "relu", "tanh"],

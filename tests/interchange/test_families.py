@@ -199,6 +199,19 @@ UNSUPPORTED_SETTINGS = {
         ({"hidden_size": 8}, "embedding_size and hidden_size are both 8"),
         ({"architectures": ["AlbertForCausalLM"]}, "architecture is 'AlbertForCausalLM'"),
     ],
+    "longformer": [
+        ({"attention_window": [6, 8]}, r"attention_window is \[6, 8\], but this package has one window for all layers"),
+        ({"attention_window": [6]}, r"attention_window is \[6\]: set it to an even number .* for each of the 2 layers"),
+        *(
+            ({"attention_window": value}, f"attention_window is {value}: set it to an even number of at least 2")
+            for value in (7, 0, True)
+        ),
+        ({"attention_mode": "n2"}, "attention_mode is 'n2', and only 'longformer'"),
+        ({"ignore_attention_mask": True}, "ignore_attention_mask is True, and only False"),
+        ({"sep_token_id": -1}, "sep_token_id is -1: set it to the id of the separator token"),
+        ({"sep_token_id": 99}, "global_attention_sep_id is 99, but vocab_size is 23: set it to the id of a token"),
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key', and only 'absolute'"),
+    ],
     "mpnet": [({"relative_attention_num_buckets": 64}, "relative_attention_num_buckets is 64, and only 32")],
     "deberta-v2": [
         ({"conv_kernel_size": None}, "holds deberta.encoder.conv.conv.weight, which"),
@@ -285,6 +298,7 @@ MISSING_TENSORS = [
     ("albert", "albert.encoder.albert_layer_groups.1.albert_layers.0.ffn.weight"),
     ("mpnet", "mpnet.encoder.relative_attention_bias.weight"),
     ("gpt2", "transformer.h.1.attn.c_attn.bias"),
+    ("longformer", "longformer.encoder.layer.1.attention.self.key_global.weight"),
     ("deberta", "deberta.encoder.layer.1.attention.self.pos_q_proj.bias"),
     ("deberta-v2", "deberta.encoder.conv.conv.weight"),
     ("deberta-v2", "deberta.encoder.conv.LayerNorm.bias"),
@@ -344,6 +358,7 @@ UNSUPPORTED_MODELS = {
         "RoBERTa-PreLayerNorm",
         [{"scale_embeddings": True}, {"hidden_act": "relu"}, {"position_offset": 2}],
     ),
+    "longformer": ("Longformer", [{"embedding_size": 6}, {"pre_layer_norm": True}, {"hidden_act": "relu"}]),
     "distilbert": ("DistilBERT", [{"type_vocab_size": 2}, {"layer_norm_eps": 1e-5}, {"embedding_norm": False}]),
     "albert": ("ALBERT", [{"step_embedding": True}, {"pre_layer_norm": True}]),
     "mpnet": ("MPNet", [{"relative_attention_buckets": 8}, {"position_offset": 0}, {"type_vocab_size": 2}]),
@@ -413,6 +428,8 @@ def test_models_that_transformers_lacks_are_exported_in_other_formats(
         ("roformer", "BertForSequenceClassification", {"pooler_act": "tanh"}, "pooler_act tanh, .*RoFormer"),
         ("roformer", "BertForPreTraining", {}, "BertForPreTraining of RoFormer"),
         ("roberta", "BertForPreTraining", {}, "BertForPreTraining of RoBERTa"),
+        ("longformer", "BertForPreTraining", {}, "BertForPreTraining of Longformer"),
+        ("longformer", "BertForSequenceToSequence", {"position_offset": 0}, "global_attention_sep_id 3, .*two BERTs"),
         ("roberta", "BertForNextSentencePrediction", {}, "BertForNextSentencePrediction of RoBERTa"),
         ("roberta", "BertForReplacedTokenDetection", {}, "BertForReplacedTokenDetection of RoBERTa"),
     ],

@@ -185,6 +185,7 @@ def test_the_options_parameters(option: str) -> None:
         "no biases": -12 * (7 * width + 3072) - 4 * width,
         "RMSNorm": 0,
         "local attention": 0,
+        "global tokens": 12 * 3 * (width * width + width),
         "pooler of the mean": 2 * width,
         "shared layers": -11 * (4 * width**2 + 2 * width * 3072 + 9 * width + 3072),
         "convolution": 3 * width**2 + 3 * width,  # the kernel, its bias and LayerNorm

@@ -17,6 +17,8 @@ from bert.model.layers import LayerExecution
 from bert.model.mask import GlobalTokens, Mask, Packing
 from bert.model.multi_head import Attention
 from bert.model.positions import attention_contexts
+from bert.parallel.backends import MeshParallel, Parallelism, PmapParallelism
+from tests.tiny_training import assert_same_gradients
 
 KINDS = ("first", "before_separator", "after_separator")
 T, WINDOW, SEP = 150, 8, 3  # blocks of 32: the last one is not full
@@ -65,7 +67,7 @@ def test_global_tokens_of_each_kind_by_hand() -> None:
 
 def test_put_is_the_inverse_of_take() -> None:
     flags = jnp.array([[1, 0, 1, 0, 0], [0, 0, 0, 0, 1]], bool)
-    tokens, x = GlobalTokens(flags).select(3), jnp.arange(20).reshape(2, 5, 2)
+    tokens, x = GlobalTokens(flags, "before_separator").select(3), jnp.arange(20).reshape(2, 5, 2)
     np.testing.assert_array_equal(tokens.take(x)[:, :1], [[[0, 1]], [[18, 19]]])
     np.testing.assert_array_equal(tokens.put(tokens.take(x), x), x)
     np.testing.assert_array_equal(tokens.put(-tokens.take(x), x), jnp.where(flags[..., None], -x, x))
@@ -217,6 +219,29 @@ def test_dropout_is_the_same_in_a_loop_and_for_a_row_alone(kind: str, count: int
     both = run(False, [0, 1])
     np.testing.assert_allclose(run(True, [0, 1]), both, atol=1e-5)
     np.testing.assert_allclose(run(False, [1])[0], both[1], atol=1e-5)
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("count", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
+def test_a_mesh_gives_the_gradients_of_one_device(count: int) -> None:
+    model, (ids, keys) = HEADS["question_answering"](CONFIG, 2), example("before_separator", count)
+    batch = {"input_ids": np.tile(ids, (2, 1)), "attention_mask": np.tile(keys, (2, 1))}
+    params = jax.jit(model.init)(jax.random.key(1), ids[:, :9])["params"]
+
+    def gradients(params, batch):
+        ids, keys = batch["input_ids"][0], batch["attention_mask"][0]
+
+        def total(params):
+            return jnp.mean(jnp.sin(model.apply({"params": params}, ids, None, keys)) * keys[..., None])
+
+        return jax.grad(total)(params)
+
+    def run(parallel: Parallelism):
+        sharded = parallel.shard_batch(batch, 1)
+        return parallel.to_host(parallel.compile(gradients)(parallel.put_state(params), sharded))
+
+    expected = run(PmapParallelism(jax.devices()[:1]))
+    assert_same_gradients(run(MeshParallel((2, 2, 2), jax.devices()[:8])), expected)
 
 
 @pytest.mark.medium

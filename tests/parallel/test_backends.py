@@ -216,6 +216,8 @@ def test_the_table_of_places() -> None:
 
 def test_cross_attention_goes_where_attention_goes() -> None:
     sizes = {"data": 2, "fsdp": 2, "tensor": 2}
+    assert partition_spec("layer_0/attention/global_value/kernel", (16, 16), sizes) == P("fsdp", "tensor")
+    assert partition_spec("layer_0/attention/global_key/bias", (16,), sizes) == P("tensor")
     for part, shape in (("query/kernel", (16, 16)), ("value/bias", (16,)), ("output/kernel", (16, 16))):
         own, cross = (
             partition_spec(f"decoder/layer_0/{attention}/{part}", shape, sizes)

@@ -177,7 +177,8 @@ def test_long_rows_of_longformer_are_computed_in_blocks(architecture: str, tmp_p
         for name, mine in ours.items():
             other = output[name].numpy()
             per_token = mine.shape[: mask.ndim] == mask.shape
-            np.testing.assert_allclose(*((x[mask] if per_token else x for x in (mine, other))), rtol=0, atol=1e-4)
+            mine, other = (x[mask] if per_token else x for x in (mine, other))
+            np.testing.assert_allclose(mine, other, rtol=0, atol=1e-4)
 
 
 def test_longformer_reads_hostile_texts(tmp_path: Path) -> None:

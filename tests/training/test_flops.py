@@ -57,7 +57,8 @@ def products(jaxpr: jax.extend.core.Jaxpr) -> int:
         total += min((products(branch.jaxpr) for branch in equation.params.get("branches", ())), default=0)
         for inner in equation.params.values():
             inner = getattr(inner, "jaxpr", inner)
-            total += products(inner) if hasattr(inner, "eqns") else 0
+            rounds = equation.params["length"] if equation.primitive.name == "scan" else 1
+            total += rounds * products(inner) if hasattr(inner, "eqns") else 0
     return total
 
 
@@ -98,6 +99,22 @@ def test_vectors_of_distances_count_as_keys(kind: str, products_kept: Any) -> No
     pooler = 2 * 2 * 32**2
     expected = sum(forward_flops(config, 24, (), 0, {}).values()) * ids.size
     assert counted - projected - pooler == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("length", [24, 128])
+@pytest.mark.parametrize("kind", ["first", "before_separator"])
+def test_global_tokens_add_projections_and_products(kind: Any, length: int) -> None:
+    """In short rows, and in rows that are computed in blocks of 32 tokens."""
+    config = dataclasses.replace(
+        BASE, vocab_size=100, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+        attention_window=8, global_attention_sep_id=3,
+    )  # fmt: skip
+    model, ids = Bert(config, add_pooling_layer=False, global_tokens=kind), jnp.zeros((2, length), jnp.int32)
+    params = jax.eval_shape(lambda: model.init(jax.random.key(0), ids))
+    counted = products(jax.make_jaxpr(lambda params: model.apply(params, ids).last_hidden_state)(params).jaxpr)
+    forward = forward_flops(config, length, (), 0, {}, global_tokens=kind)
+    assert counted == pytest.approx(sum(forward.values()) * ids.size, rel=1e-9)
+    assert sum(forward.values()) > sum(forward_flops(config, length, (), 0, {}).values())
 
 
 def test_a_left_to_right_model_decodes_every_position() -> None:

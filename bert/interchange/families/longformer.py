@@ -61,8 +61,8 @@ LONGFORMER = dataclasses.replace(
     ROBERTA,
     model_type="longformer",
     title="Longformer",
-    restrictions="Windows that differ by layer are an error. Global tokens are those of transformers' classes without a "
-    "`global_attention_mask`.",
+    restrictions="Windows that differ by layer are an error. Global tokens are those of transformers' classes if no "
+    "`global_attention_mask` is given.",
     prefix="longformer",
     classes=class_names("Longformer"),
     names=Names(
@@ -70,7 +70,10 @@ LONGFORMER = dataclasses.replace(
             **encoder_names("longformer"),
             "bert/pooler": "longformer.pooler.dense",
             **LM_HEAD,
-            **{f"{LAYER}/attention/global_{part}": f"{SELF_ATTENTION}.{part}_global" for part in ("query", "key", "value")},
+            **{
+                f"{LAYER}/attention/global_{part}": f"{SELF_ATTENTION}.{part}_global"
+                for part in ("query", "key", "value")
+            },
         },
         heads=ROBERTA.names.heads,
     ),

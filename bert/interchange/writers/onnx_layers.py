@@ -18,6 +18,7 @@ from bert.interchange.names import EMBEDDING
 from bert.interchange.writers.onnx_graph import Graph
 from bert.interchange.writers.onnx_pooling import mean, sentence_embedding
 from bert.interchange.writers.signature import CHOICES, Signature, parameters, signature
+from bert.model.names import GLOBAL_TOKENS, GlobalTokenKind
 from bert.model.positions import (
     MAX_RELATIVE_DISTANCE,
     Rotation,
@@ -60,7 +61,7 @@ def _outputs(graph: Graph, model: ModelBundle, ports: Signature) -> list[str]:
         length = graph.node("Shape", "input_ids", start=2)
         rows = graph.node("Concat", graph.constant([-1]), length, axis=0)
         inputs = {name: graph.node("Reshape", name, rows) for name in inputs}
-    hidden = _encoder(graph, config, inputs)
+    hidden = _encoder(graph, config, inputs, GLOBAL_TOKENS.get(architecture))
 
     def pooled() -> str:
         mask = inputs["attention_mask"]
@@ -106,7 +107,7 @@ def _outputs(graph: Graph, model: ModelBundle, ports: Signature) -> list[str]:
     return [logits]
 
 
-def _encoder(graph: Graph, config: ModelConfig, inputs: dict[str, str]) -> str:
+def _encoder(graph: Graph, config: ModelConfig, inputs: dict[str, str], kind: GlobalTokenKind | None) -> str:
     """Maps ids, mask and segments [B, T] to hidden states [B, T, D]."""
     node = graph.node
 
@@ -117,7 +118,7 @@ def _encoder(graph: Graph, config: ModelConfig, inputs: dict[str, str]) -> str:
         return x if config.pre_layer_norm else norm(x, path)
 
     x = embedded = _embeddings(graph, config, inputs)
-    contexts = _contexts(graph, config, inputs)
+    contexts = _contexts(graph, config, inputs, kind)
     for index in range(config.num_hidden_layers):
         layer = f"bert/encoder/layer_{config.group_of(index)}"
         if config.step_embedding:
@@ -201,6 +202,7 @@ class Context(NamedTuple):
         bias: [1, N, T, S], added to the scores; None for none.
         vectors: [P, D], the embeddings of distances of disentangled attention; None for others.
         buckets: [B, N, T, S] and [B, N, S, T], the bucket of the distance from a query to a key; None for others.
+        global_tokens: [B, T] booleans, and the keys that they attend to, [B, 1, 1, S]; None for none.
     """
 
     visible: str
@@ -209,9 +211,12 @@ class Context(NamedTuple):
     bias: str | None = None
     vectors: str | None = None
     buckets: tuple[str, str] | None = None
+    global_tokens: tuple[str, str] | None = None
 
 
-def _contexts(graph: Graph, config: ModelConfig, inputs: dict[str, str]) -> dict[bool, Context]:
+def _contexts(
+    graph: Graph, config: ModelConfig, inputs: dict[str, str], kind: GlobalTokenKind | None
+) -> dict[bool, Context]:
     """Returns the contexts of global layers (key False) and local layers (key True), for those that the model has."""
     node = graph.node
     length = node("Shape", inputs["input_ids"], start=1)
@@ -231,17 +236,38 @@ def _contexts(graph: Graph, config: ModelConfig, inputs: dict[str, str]) -> dict
         shared = shared._replace(bias=node("Mul", slopes, graph.cast(node("Abs", distances), "FLOAT")))
     elif has_buckets:
         shared = shared._replace(bias=_relative_bias(graph, config, distances))
+    if kind is not None and config.global_attention_sep_id is not None:
+        flags = _global_flags(graph, kind, config.global_attention_sep_id, inputs, length)
+        shared = shared._replace(global_tokens=(flags, visible))
     contexts = {}
     for local in kinds:
         context = shared
         if local:
             window = graph.integer(require(config.attention_window, "model.attention_window"))
             within = node("LessOrEqual", node("Abs", distances), window)
+            if context.global_tokens is not None:
+                within = node("Or", within, node("Unsqueeze", context.global_tokens[0], graph.constant([1, 2])))
             context = context._replace(visible=node("And", visible, within))
         if config.position_embedding_type == "rotary":
             context = context._replace(rotation=_rotation(graph, config, local, length))
         contexts[local] = context
     return contexts
+
+
+def _global_flags(graph: Graph, kind: GlobalTokenKind, separator: int, inputs: dict[str, str], length: str) -> str:
+    """Returns [B, T], true for a global token (see `bert.model.mask.GlobalTokens`)."""
+    node = graph.node
+    positions = node("Range", graph.integer(0), node("Squeeze", length), graph.integer(1))
+    is_separator = graph.cast(node("Equal", inputs["input_ids"], graph.integer(separator)), "INT64")
+    is_before = node("Equal", node("CumSum", is_separator, graph.integer(1)), graph.integer(0))
+    if kind == "first":
+        flags = node("Equal", positions, graph.integer(0))
+    elif kind == "before_separator":
+        flags = is_before
+    else:
+        end = node("ReduceSum", graph.cast(is_before, "INT64"), graph.constant([1]))
+        flags = node("Greater", positions, node("Add", end, graph.integer(1)))
+    return node("And", flags, graph.cast(inputs["attention_mask"], "BOOL"))
 
 
 def _is_plain(graph: Graph, config: ModelConfig) -> bool:
@@ -359,15 +385,27 @@ def _attention(graph: Graph, config: ModelConfig, x: str, context: Context, path
             by_key = node("GatherElements", by_key, context.buckets[1], axis=-1)
             products.append(node("Transpose", by_key, perm=SWAPPED))
         bias = node("Add", *products) if len(products) == 2 else products[0]
+    mixed = _mix(graph, config, query, key, project(x, "value", BY_HEAD), context.visible, bias)
+    if context.global_tokens is not None:
+        flags, visible = context.global_tokens
+        query = node("Mul", project(x, "global_query", BY_HEAD), scale)
+        key, value = project(x, "global_key", KEYS_BY_HEAD), project(x, "global_value", BY_HEAD)
+        own = _mix(graph, config, query, key, value, visible, None)
+        mixed = node("Where", node("Unsqueeze", flags, graph.constant([1, 3])), own, mixed)
+    joined = graph.constant([0, 0, config.num_attention_heads * size])
+    return graph.dense(node("Reshape", node("Transpose", mixed, perm=BY_HEAD), joined), f"{path}/output")
+
+
+def _mix(graph: Graph, config: ModelConfig, query: str, key: str, value: str, visible: str, bias: str | None) -> str:
+    """Computes weighted sums of values from scaled queries [B, N, T, H] and keys [B, N, H, S]."""
+    node = graph.node
     scores = node("MatMul", query, key)
     if config.attention_softcap is not None:
         scores = graph.soft_cap(scores, config.attention_softcap)
     if bias is not None:
         scores = node("Add", scores, bias)
-    scores = node("Where", context.visible, scores, graph.constant(float(np.finfo(np.float32).min)))
-    mixed = node("MatMul", node("Softmax", scores, axis=-1), project(x, "value", BY_HEAD))
-    joined = graph.constant([0, 0, config.num_attention_heads * size])
-    return graph.dense(node("Reshape", node("Transpose", mixed, perm=BY_HEAD), joined), f"{path}/output")
+    scores = node("Where", visible, scores, graph.constant(float(np.finfo(np.float32).min)))
+    return node("MatMul", node("Softmax", scores, axis=-1), value)
 
 
 def _rotate(graph: Graph, config: ModelConfig, x: str, rotation: tuple[str, str]) -> str:

@@ -14,7 +14,7 @@ from bert.commands.export import main
 from bert.data.long_texts import LongTexts
 from bert.errors import UserError
 from bert.model.heads import HEADS
-from bert.model.names import ARCHITECTURES
+from bert.model.names import ARCHITECTURES, GLOBAL_TOKENS
 from bert.model.pooling import MODES, PooledDense, Pooling
 from tests.helpers import OPTIONS
 
@@ -64,6 +64,10 @@ CASES = {
     "gated": ("BertForMaskedLM", OPTIONS["gated feed-forward"]),
     "rms": ("BertForSequenceClassification", OPTIONS["RMSNorm"]),
     "window": ("BertForMaskedLM", {**OPTIONS["local attention"], "causal": True}),
+    **{
+        f"global tokens of {architecture}": (architecture, {**OPTIONS["global tokens"], "num_hidden_layers": 2})
+        for architecture in ("Bert", *GLOBAL_TOKENS)
+    },
     "rotary": ("BertForMaskedLM", OPTIONS["rotary positions"]),
     "relative": ("BertForMaskedLM", {**OPTIONS["relative positions"], "num_hidden_layers": 2}),
     "shared keys": ("BertForMaskedLM", {**OPTIONS["shared keys"], "num_hidden_layers": 2}),

@@ -17,8 +17,9 @@ from bert.commands.export import main
 from bert.errors import UserError
 from bert.interchange.writers import stablehlo
 from bert.interchange.writers.signature import write_metadata_files
-from bert.model.names import ARCHITECTURES
+from bert.model.names import ARCHITECTURES, GLOBAL_TOKENS
 from bert.model.pooling import Pooling
+from tests.helpers import OPTIONS
 from tests.messages import has_all
 
 
@@ -66,6 +67,10 @@ SLOW = [
     ("BertForCausalLM", GPT2, SIZES),
     ("BertForMaskedLM", {"conv_kernel_size": 9, "prediction_softcap": 2.0}, SIZES),
     ("BertForMultipleChoice", ROBERTA, CHOICES),
+    *(
+        (name, OPTIONS["global tokens"], CHOICES if name == "BertForMultipleChoice" else SIZES)
+        for name in GLOBAL_TOKENS
+    ),
     ("BertForSequenceToSequence", {"share_decoder": "embeddings", "decoder_layers": 2}, SIZES),
 ]
 
