@@ -192,7 +192,7 @@ class BertForMultipleChoice(TaskModel):
 
 
 class BertForReranking(BertForMultipleChoice):
-    """Encoder applied to each pair of a query and a document. A row is that of a `BertForSequenceClassification`."""
+    """Encoder applied to each pair of a query and a document, with the rows of `BertForSequenceClassification`."""
 
     global_tokens = GLOBAL_TOKENS["BertForSequenceClassification"]
 

@@ -131,7 +131,7 @@ class Mask(struct.PyTreeNode):
         window: maximum distance between query and key (Beltagy et al. 2020, section 3.1); None for no limit.
         right_padded: whether padding in ``keys`` is only at the end of rows. Kernels then use lengths, not booleans.
         block: positions per block if rows are split into blocks (`split_queries`), None otherwise. With blocks, only
-            ``pairs`` and ``bias`` apply, and the keys of a block are followed by those of the global tokens.
+            ``pairs`` and ``bias`` apply, and the keys of the global tokens follow the keys of a block.
     """
 
     __no_type_check__ = True  # jax.tree.map may put any object into a field

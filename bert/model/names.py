@@ -56,7 +56,7 @@ GLOBAL_TOKENS: dict[str, GlobalTokenKind] = {
 }
 """Global tokens of each architecture, if the model has global attention. Others have none.
 
-They equal those of transformers' classes (modeling_longformer.py). Pairs have two separators after the first text.
+transformers' classes select the same tokens (modeling_longformer.py). A pair has two separators after its first text.
 """
 
 ARCHITECTURE_OF_KIND = {

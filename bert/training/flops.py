@@ -32,8 +32,7 @@ TRAINING = 3
 
 FORMULA = {
     ATTENTION: "a layer: 4 D H (N + M) (8 D^2 in BERT; M heads of keys) + 4 T D (scores and mix), in place of T: three "
-    "blocks if local, T plus buckets or memory, 2 T if transformer_xl; for G global tokens "
-    "4 D H M + 8 G D more, and their queries",
+    "blocks if local, T plus buckets or memory, 2 T if transformer_xl",
     FEED_FORWARD: "a layer: 4 D F, 6 D F if it is gated",
     PROJECTION: "2 E D",
     CONVOLUTION: "2 D^2 for each token of its kernel",
@@ -50,6 +49,11 @@ PERMUTED_FORMULA = {
     "layers of permuted rows": "these operations for each of T + 2 P tokens in place of T, or T + P in transformer_xl"
 }
 """Addition to `FORMULA` for permuted language modelling."""
+
+GLOBAL_FORMULA = {
+    "global tokens of layers": "a layer: 4 D H M + 4 G D, 8 G D in blocks, and 2 D^2 for each of their queries"
+}
+"""Addition to `FORMULA` for models with G global tokens per row."""
 
 DEFAULT_MASKED_LM_PROB = 0.15
 """Share of predicted tokens if there is no run configuration (Devlin et al. 2018, section 3.1)."""
@@ -84,7 +88,7 @@ def forward_flops(
         predictions: P, number of positions that the MLM head decodes.
         outputs: for each further head, the elements of its matrix and whether it reads every token or one per row.
         permuted: whether rows have T + 2 P tokens, as in permuted language modelling, or XLNet's T + P.
-        global_tokens: the tokens with global attention, if the model has it.
+        global_tokens: the tokens with global attention; None for none.
     """
     width, layers = config.hidden_size, config.num_hidden_layers
     streams = 1 if config.has_query_embedding else 2
@@ -103,7 +107,7 @@ def forward_flops(
         + read / length * sum(projections + 4.0 * (count + vectors) * products for count in keys),
         FEED_FORWARD: read / length * layers * _feed_forward_flops(config),
     }
-    if global_tokens is not None and config.global_attention_sep_id is not None:
+    if global_tokens is not None:
         flops[ATTENTION] += layers * _global_attention_flops(config, length, global_tokens)
     if PROJECTION in components:
         flops[PROJECTION] = read / length * 2.0 * config.embedding_width * width
@@ -281,7 +285,7 @@ def count_parts(
             elements[path[0]] = elements.get(path[0], 0) + math.prod(shape)
     outputs = {name: (count, architecture in TOKEN_HEADS) for name, count in elements.items()}
     permuted = isinstance(config, PretrainConfig) and config.training.objective == "plm"
-    kind = GLOBAL_TOKENS.get(architecture)
+    kind = GLOBAL_TOKENS.get(architecture) if model.global_attention_sep_id is not None else None
     forward = forward_flops(model, tokens, parameters, predictions, outputs, permuted, kind)
     if GENERATOR in parameters:
         from bert.model.electra import make_generator_config  # imported here because it imports JAX
@@ -312,7 +316,8 @@ def count_parts(
             "forward": sum(forward.values()),
             "training": training_flops(forward, model.num_hidden_layers, num_frozen_layers, frozen, adapters),
             "formula": {part: text for part, text in FORMULA.items() if part in parameters}
-            | (PERMUTED_FORMULA if permuted else {}),
+            | (PERMUTED_FORMULA if permuted else {})
+            | ({} if kind is None else GLOBAL_FORMULA),
         },
     }
 
