@@ -45,7 +45,7 @@ from bert.tasks.registry import published_task
 from bert.tasks.sequence_to_sequence import SequenceToSequenceTask
 from bert.tokenizer.vocabulary import load_tokenizer, require_embedding_rows
 
-KIND_OF_ARCHITECTURE = {name: kind for kind, name in ARCHITECTURE_OF_KIND.items() if kind != "reranker"}
+KIND_OF_ARCHITECTURE = {name: kind for kind, name in ARCHITECTURE_OF_KIND.items()}
 """The task kind of each architecture that `Pretrained.predict` supports."""
 
 ENGINES = {"jax": ("float32", "bfloat16"), "onnxruntime": ("float32", "int8")}

@@ -64,7 +64,7 @@ ARCHITECTURE_OF_KIND = {
     "token_classification": "BertForTokenClassification",
     "question_answering": "BertForQuestionAnswering",
     "multiple_choice": "BertForMultipleChoice",
-    "reranker": "BertForMultipleChoice",
+    "reranker": "BertForReranking",
 }
 """Names of the classes in `bert.model.heads.HEADS`, for code that does not import JAX."""
 
