@@ -113,16 +113,18 @@ def _expected_parameters(config: RunConfig) -> tuple[str, Shapes]:
     """Returns the architecture and parameter shapes of a run without a checkpoint."""
     on_any_device = dataclasses.replace(config, training=TrainingConfig(objective=config.training.objective))
     model: nn.Module
+    declared = None
     if isinstance(on_any_device, PretrainConfig):
         model, _ = build_model_and_loss(on_any_device)
     else:
-        model = build_task_model(make_task(on_any_device), on_any_device)
+        task = make_task(on_any_device)
+        model, declared = build_task_model(task, on_any_device), task.architecture
     ids = jnp.zeros((1, 2, 8) if isinstance(model, BertForMultipleChoice) else (1, 8), jnp.int32)
     drawn = EncoderDecoderInit(model) if isinstance(model, BertForSequenceToSequence) else model
     params = jax.eval_shape(drawn.init, jax.random.key(0), ids)["params"]
     if isinstance(config, PretrainConfig):
         return pretraining_architecture(set(params), config.model), shapes_of(params)
-    return type(model).__name__, shapes_of(params)
+    return declared or type(model).__name__, shapes_of(params)
 
 
 def pretraining_costs(config: PretrainConfig) -> tuple[int, list[float]]:
