@@ -147,7 +147,7 @@ def test_the_longest_row_answers_as_ours(make, answer, length):
 
 def test_every_head_is_among_the_cases():
     assert {architecture for architecture, _ in CASES.values()} == set(ARCHITECTURES) - {"BertForSequenceToSequence"}
-    assert {head.__name__ for head in HEADS.values()} <= set(ARCHITECTURES)
+    assert {head.__name__ for head in HEADS.values()} - {"BertForReranking"} <= set(ARCHITECTURES)  # a classifier's
 
 
 def test_every_option_of_the_encoder_is_among_the_cases():
