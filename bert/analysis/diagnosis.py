@@ -16,7 +16,8 @@ from bert.data.tables import file_suffix
 from bert.errors import UserError
 from bert.files import is_temporary, read_json
 from bert.inference.load import load_run_tokenizer, load_target_tokenizer
-from bert.interchange.sentence_transformers.reader import encoder_folder, read_pooling
+from bert.interchange.sentence_transformers.reader import encoder_folder, find_router, is_static, read_pooling
+from bert.interchange.sentence_transformers.routes import DOCUMENT
 from bert.interchange.tensor_files import PICKLE, SAFETENSORS, read_tensors
 from bert.runs.checkpoint_directory import SAVING, CheckpointDirectory, has_params_only, verify_manifest
 from bert.runs.environment import read_environment
@@ -139,13 +140,22 @@ def _metrics_findings(run: Path) -> Iterator[Finding]:
 def _model_findings(folder: Path) -> Iterator[Finding]:
     for file in sorted(folder.glob("*.json")):
         yield from _caught(DAMAGED, read_json, file)
-    model = folder
+    models = {folder: False}
     try:
-        model = encoder_folder(folder)
-        read_pooling(folder, lambda text: None)
+        router = find_router(folder)
+        routes = (DOCUMENT,) if router is None else tuple(router.modules)
+        models = {encoder_folder(folder, route): is_static(folder, route) for route in routes}
+        for route in routes:
+            read_pooling(folder, lambda text: None, route)
     except UserError as error:
         yield Finding(UNSUPPORTED, str(error))
-    if (model / "config.json").is_file():
+    for model, has_no_config in models.items():
+        yield from _encoder_findings(model, has_no_config)
+
+
+def _encoder_findings(model: Path, has_no_config: bool) -> Iterator[Finding]:
+    """Yields the problems of an encoder's folder. Without a config.json, only tables are read."""
+    if has_no_config or (model / "config.json").is_file():
         for read, names in ((read_tensors, (SAFETENSORS, PICKLE)), (load_tokenizer, ("tokenizer.json", "vocab."))):
             present = any(path.name.startswith(names) for path in model.iterdir())
             yield from _caught(DAMAGED if present else MISSING, read, model)

@@ -80,13 +80,13 @@ def _known_sizes(config: PretrainConfig) -> ModelConfig:
         return config.model
     if config.init is None and path is None and teacher is None:
         return dataclasses.replace(config.model, vocab_size=config.tokenizer.vocab_size)
-    from bert.inference.load import load, load_vocabulary
+    from bert.inference.load import load_for_training, load_vocabulary
     from bert.tokenizer.vocabulary import embedding_rows, load_tokenizer
     from bert.training.initialization import model_config_from_source
 
     rows = 0 if path is None else embedding_rows(load_tokenizer(path, config.tokenizer))
     if config.init is not None:
-        source = load(config.init, log_to_stderr)
+        source = load_for_training(config.init, log_to_stderr)
         sizes = dataclasses.replace(source.config, vocab_size=max(rows, source.config.known_vocab_size))
         return model_config_from_source(config.model, sizes, source.source, OVERRIDES["model"])
     return dataclasses.replace(config.model, vocab_size=rows or embedding_rows(load_vocabulary(str(teacher))))

@@ -97,9 +97,12 @@ def _head(facts: dict[str, Any]) -> list[str]:
     task = f" for {facts['task']}" if facts["task"] else ""
     step = "" if facts["step"] is None else f", step {facts['step']:,}"
     groups = "" if model["layer_groups"] is None else f" that share the parameters of {model['layer_groups']}"
+    title = f"{facts['source']}: {facts['kind']}, {facts['architecture']}{task}{step}"
+    if not model["num_hidden_layers"]:
+        return [title, f"  a table without layers, {model['hidden_size']} wide"]
     head_size = model["attention_head_size"] or model["hidden_size"] // model["num_attention_heads"]
     return [
-        f"{facts['source']}: {facts['kind']}, {facts['architecture']}{task}{step}",
+        title,
         f"  {model['num_hidden_layers']} layers{groups}, {model['hidden_size']} wide, {model['num_attention_heads']} "
         f"heads of {head_size}, feed-forward {model['intermediate_size']} "
         f"({model['hidden_act']}), {model['max_position_embeddings']} positions, {model['type_vocab_size']} segment(s)",
@@ -114,6 +117,8 @@ def _parts(facts: dict[str, Any]) -> list[str]:
         rows.append((part["part"], f"{count:,}", f"{count / total:.1%}", _flops(part["flops_per_token"])))
     rows.append(("in all", f"{total:,}", "", _flops(flops["forward"])))
     lines = align_columns(rows)
+    if not flops["formula"]:  # a table without products
+        return lines
     decoded = f", P = {flops['predictions']} predictions a row" if flops["predictions"] else ""
     lines.append(
         f"  training: {_flops(flops['training'])} FLOPs per token, at T = {flops['sequence_length']} tokens per row"

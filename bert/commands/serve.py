@@ -72,7 +72,9 @@ def main(argv: list[str]) -> int:
             raise UserError(f"command line: two models have the name {name}: write NAME=MODEL")
         model = load(source, log_to_stderr, engine=arguments.engine)
         # Error messages must not show the folders above the model.
-        models[name] = model.replace(source=source if is_hub_name(source) else name)
+        shown = {"source": source if is_hub_name(source) else name}
+        query_model = None if model.query_model is None else model.query_model.replace(**shown)
+        models[name] = model.replace(**shown, query_model=query_model)
         if model.architecture not in ("BertForMultipleChoice", "BertForSequenceToSequence"):
             model_rows = (1,) if arguments.engine == "onnxruntime" else WARM_ROWS
             models[name].warm_up(WARM_LENGTHS, model_rows)

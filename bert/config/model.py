@@ -248,6 +248,11 @@ class ModelConfig:
         return require(self.vocab_size, "model.vocab_size")
 
     @property
+    def is_static(self) -> bool:
+        """Whether the model is a table of vectors per token, without layers. Such models are read, and not trained."""
+        return self.num_hidden_layers == 0
+
+    @property
     def decoder(self) -> ModelConfig:
         """The sizes of the decoder of an encoder-decoder."""
         return replace(

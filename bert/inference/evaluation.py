@@ -14,6 +14,7 @@ import numpy as np
 from bert.config import FinetuneConfig
 from bert.config.run_file import load_run_config
 from bert.data.inputs import Text
+from bert.data.rows import QueryDocumentRows
 from bert.errors import UserError, format_number, on_one_line
 from bert.metrics.calibration import Calibration, Hits, calibration
 from bert.metrics.resampling import Interval, McNemar, bootstrap_intervals, difference_intervals, mcnemar, supported
@@ -23,7 +24,7 @@ from bert.runs.metrics_log import write_results
 from bert.runs.report import align_columns
 from bert.tasks.base import Outputs, Task
 from bert.tasks.error_files import write_rows
-from bert.tasks.labelled import Labelled, embedding_task, read_labelled, relabelled
+from bert.tasks.labelled import Labelled, embedding_task, query_task, read_labelled, relabelled
 from bert.tasks.splits import read_splits, require_dev
 from bert.tasks.weighted_scores import hits, reliability, weighted_scores
 
@@ -359,10 +360,18 @@ def _run_split(model: Any, task: Task, name: str) -> Any:
 def predictions_of(model: Any, labelled: Labelled, outputs: Callable[[Any, Any], Outputs]) -> Any:
     """Returns the predictions of a model for labelled examples."""
     task = labelled.task
+    features = _features(model, task, labelled.inputs)
+    if model.query_model is not None and isinstance(features, QueryDocumentRows):
+        of_queries = _features(model.query_model, query_task(task, model.query_model.pooling), labelled.inputs)
+        features = dataclasses.replace(features, queries=of_queries.queries)
+    return task.predict(outputs(labelled.examples, features), features, labelled.inputs)
+
+
+def _features(model: Any, task: Any, inputs: Any) -> Any:
+    """Returns the rows of labelled examples for a model, which may declare a shorter maximum length."""
     max_length = None if model.task is not None or model.pooling is None else model.pooling.max_length
     rows = model.data if max_length is None else dataclasses.replace(model.data, max_length=max_length)
-    features = task.features(model.tokenizer, labelled.inputs, rows)
-    return task.predict(outputs(labelled.examples, features), features, labelled.inputs)
+    return task.features(model.tokenizer, inputs, rows)
 
 
 def _score(

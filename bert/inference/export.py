@@ -221,6 +221,13 @@ def save(
     if model.task_adapters and format != "hf":
         warning = f"the adapters of {', '.join(model.task_adapters)} are left out: save the model of for_task(TASK)"
         log(WarningText(warning))
+    if format != "hf" and model.config.is_static:
+        raise UserError(f"{model.source} is a table of static embeddings, which {format} does not hold: use hf")
+    if format != "hf" and model.query_model is not None:
+        raise UserError(
+            f"{model.source} has a separate model for queries, which {format} does not hold: use hf, or save "
+            "model.for_role('query') and model.replace(query_model=None)"
+        )
     temperature = getattr(model.task, "temperature", 1.0)
     if temperature != 1.0:  # an export needs no temperature, if the head has it
         params, task = _with_scaled_head(model.params, temperature), dataclasses.replace(model.task, calibration=None)

@@ -267,14 +267,14 @@ class BatchedForward(ABC):
         embeddings: Any = np.zeros((count, pooling.embedding_size(self._config)), np.float32)
         if isinstance(features, ScoredRows):
             embeddings = self.embed_tokens(features, pooling, batch_size)
-        elif pooling.is_lexical:
+        elif pooling.has_word_weights:
             embeddings = self.embed(features, pooling, batch_size)
         mask = (np.arange(max_length) < features.lengths[:, None]).astype(np.int32)
         for rows, output in self.encode(features, batch_size):
             states = output.last_hidden_state[: len(rows), :max_length]
             token_mask = mask[rows, : states.shape[1]]
             hidden[rows, : states.shape[1]] = states * token_mask[:, :, None]
-            if not (pooling.is_lexical or pooling.has_token_vectors):
+            if not (pooling.has_word_weights or pooling.has_token_vectors):
                 embeddings[rows] = pooling(states, token_mask)
             if output.pooled_output is not None:
                 pooled[rows] = output.pooled_output[: len(rows)]

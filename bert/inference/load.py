@@ -16,7 +16,15 @@ from bert.config import FinetuneConfig, PretrainConfig, TaskDataConfig
 from bert.config.pretraining import phase_of_step
 from bert.config.run_file import check_vocabulary, load_run_config
 from bert.data.long_texts import LongTexts
-from bert.errors import UserError, log_message, renamed_argument, require, shorten, system_errors_as_user_errors
+from bert.errors import (
+    UserError,
+    WarningText,
+    log_message,
+    renamed_argument,
+    require,
+    shorten,
+    system_errors_as_user_errors,
+)
 from bert.files import path_text, read_json_object
 from bert.inference.export import check_head
 from bert.inference.pretrained import Pretrained
@@ -24,7 +32,8 @@ from bert.interchange import hub
 from bert.interchange.names import ARCHITECTURES_WITH_LABELS
 from bert.interchange.readers import google, hf
 from bert.interchange.readers.peft import is_adapter, tokenizer_folder
-from bert.interchange.sentence_transformers.reader import encoder_folder
+from bert.interchange.sentence_transformers.reader import encoder_folder, find_router, is_static
+from bert.interchange.sentence_transformers.routes import DOCUMENT, Route
 from bert.interchange.stored_params import StoredParams
 from bert.interchange.task_adapters import TASKS
 from bert.interchange.tensor_files import weight_files
@@ -118,21 +127,66 @@ def load(
         raise UserError(f"{source} is not a run: remove step")
     if adapter is not None:
         model = _load_published(folder, name, log, adapter=_find_adapter(adapter, folder))
+        if engine == "onnxruntime":
+            _check_graph(model)
     elif engine == "onnxruntime":
-        return _load_for_graph(folder, name, step, log).replace(dtype=dtype, engine=engine)
+        model = _load_for_graph(folder, name, step, log)
     else:
         model = _load_run(folder, step, log) if _is_run(folder) else _load_published(folder, name, log)
-    if engine == "onnxruntime":
-        _check_graph(model)
-    return model.replace(dtype=dtype, engine=engine)
+    model = model.replace(dtype=dtype, engine=engine)
+    return model if _is_run(folder) else _with_query_model(model, folder, log)
 
 
-def _load_for_graph(folder: Path, name: str, step: int | None, log: Callable[[str], None]) -> Pretrained:
+def _with_query_model(model: Pretrained, folder: Path, log: Callable[[str], None]) -> Pretrained:
+    """Adds the model of queries, if the folder has one.
+
+    Raises:
+        UserError: its embeddings have another width.
+    """
+    router = find_router(folder)
+    if router is None:
+        return model
+    if model.engine == "onnxruntime":
+        query_model = _load_for_graph(folder, model.source, None, log, "query")
+    else:
+        query_model = _load_published(folder, model.source, log, route="query")
+    widths = (query_model.embedding_size, model.embedding_size)
+    if widths[0] != widths[1]:
+        raise UserError(
+            f"{router.file}: the embeddings of queries have {widths[0]} features, and the embeddings of documents "
+            f"{widths[1]}: use a model with equal numbers"
+        )
+    query_model = query_model.replace(dtype=model.dtype, engine=model.engine)
+    if model.engine == "jax" and encoder_folder(folder, "query") == encoder_folder(folder):
+        params = model._device_params  # one copy on the device for both models
+        model, query_model = model.replace(params=params), query_model.replace(params=params)
+    return model.replace(query_model=query_model, default_route=router.default)
+
+
+def load_for_training(source: str | os.PathLike[str], log: Callable[[str], None]) -> Pretrained:
+    """Loads a model to train, or whose sizes to use. Logs a warning about a model for queries, or adapters of tasks.
+
+    Raises:
+        UserError: see `load`; also if the model is a table without layers.
+    """
+    model = load(source, log)
+    if model.config.is_static:
+        raise UserError(f"{model.source} is a table of static embeddings, which is not trained: use an encoder")
+    if model.query_model is not None:
+        log(WarningText(f"not loaded from {model.source}: the model of queries; the one of documents is used"))
+    if model.task_adapters:
+        log(WarningText(f"not loaded from {model.source}: the adapters of {', '.join(model.task_adapters)}"))
+    return model.replace(query_model=None)
+
+
+def _load_for_graph(
+    folder: Path, name: str, step: int | None, log: Callable[[str], None], route: Route = DOCUMENT
+) -> Pretrained:
     """Loads a model for ONNX Runtime. Its weights are read on first use if there is a record of them."""
     is_run = _is_run(folder)
 
     def weights_of(step: int | None) -> tuple[int | None, str | None]:
-        step, files = _run_weights(folder, step) if is_run else (None, _published_weights(folder))
+        step, files = _run_weights(folder, step) if is_run else (None, _published_weights(folder, route))
         return step, content_key(files)
 
     step_found, key = weights_of(step)
@@ -140,7 +194,7 @@ def _load_for_graph(folder: Path, name: str, step: int | None, log: Callable[[st
     if is_run:
         model = _load_run(folder, step if known is None else step_found, log, known)
     else:
-        model = _load_published(folder, name, log, known)
+        model = _load_published(folder, name, log, known, route=route)
     if known is None:
         _check_graph(model)
         if key is not None and weights_of(model.step)[1] == key:  # nothing was written while the weights were read
@@ -149,21 +203,23 @@ def _load_for_graph(folder: Path, name: str, step: int | None, log: Callable[[st
 
 
 def _check_graph(model: Pretrained) -> None:
-    """Raises UserError if a model has no graph, or if the extra ``onnx`` is not installed."""
+    """Raises UserError if a model has no graph and needs one, or if the extra ``onnx`` is not installed."""
+    if model.config.is_static:
+        return
     from bert.interchange.writers.onnx import check_exportable  # imported here because it is slow
 
     check_head(model)
     check_exportable(model)
 
 
-def _published_weights(folder: Path) -> list[Path]:
-    """Returns the files on which the parameters of a Hugging Face folder depend; [] for other folders.
+def _published_weights(folder: Path, route: Route) -> list[Path]:
+    """Returns the files on which the parameters of a Hugging Face folder depend; [] for tables and other folders.
 
     Of a model with adapters of tasks it returns [], because adapters are added to weights that were read.
     """
-    if not hf.is_hf_folder(folder) or is_adapter(folder):
+    if not hf.is_hf_folder(folder) or is_adapter(folder) or is_static(folder, route):
         return []
-    encoder = encoder_folder(folder)
+    encoder = encoder_folder(folder, route)
     file = encoder / "config.json"
     files = [] if file.is_file() and TASKS in read_json_object(file) else weight_files(encoder)
     return [file, *files] if files else []
@@ -190,6 +246,8 @@ def _find_adapter(adapter: str | os.PathLike[str], base: Path) -> Path:
         raise UserError(
             f"{base} is not a folder of Hugging Face, to which adapters are added: export it with bert export"
         )
+    if find_router(base) is not None:
+        raise UserError(f"{base} has separate models for queries and documents, to which no adapter is added: leave it")
     name = path_text(adapter)
     folder = Path(fetch(name))
     if not folder.exists() and hub.is_hub_name(name):
@@ -264,9 +322,10 @@ def _load_published(
     log: Callable[[str], None],
     known: WeightsRecord | None = None,
     adapter: Path | None = None,
+    route: Route = DOCUMENT,
 ) -> Pretrained:
     if hf.is_hf_folder(folder):
-        read = hf.read_hf_model(folder, log, adapter, known)
+        read = hf.read_hf_model(folder, log, adapter, known, route)
     else:
         read = google.read_google_model(folder, log)
     task = published_task(

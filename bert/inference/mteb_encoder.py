@@ -100,14 +100,16 @@ class MtebEncoder:
 
     def _revision(self) -> str:
         """Returns a digest of the weights and the pooling."""
-        digest = hashlib.sha256(repr((self._model.config, self._model.pooling, self._model.dtype)).encode())
-        for path, leaf in jax.tree_util.tree_leaves_with_path(self._model.params):
-            digest.update(jax.tree_util.keystr(path).encode())
-            digest.update(np.ascontiguousarray(leaf).tobytes())
-        for task, each in self._model.task_adapters.items():
-            digest.update(repr((task, each.prompt, each.adapter.settings)).encode())
-            for name, array in each.adapter.tensors.items():
-                digest.update(name.encode() + np.ascontiguousarray(array).tobytes())
-        for layer in self._model.pooling_or_default.dense:
-            digest.update(layer.kernel.tobytes() + (b"" if layer.bias is None else layer.bias.tobytes()))
+        digest = hashlib.sha256()
+        for model in filter(None, (self._model, self._model.query_model)):
+            digest.update(repr((model.config, model.pooling, model.dtype)).encode())
+            for path, leaf in jax.tree_util.tree_leaves_with_path(model.params):
+                digest.update(jax.tree_util.keystr(path).encode())
+                digest.update(np.ascontiguousarray(leaf).tobytes())
+            for task, each in model.task_adapters.items():
+                digest.update(repr((task, each.prompt, each.adapter.settings)).encode())
+                for name, array in each.adapter.tensors.items():
+                    digest.update(name.encode() + np.ascontiguousarray(array).tobytes())
+            for layer in model.pooling_or_default.dense:
+                digest.update(layer.kernel.tobytes() + (b"" if layer.bias is None else layer.bias.tobytes()))
         return digest.hexdigest()[:16]

@@ -24,6 +24,7 @@ from bert.inference import generate as generation
 from bert.inference import search as retrieval
 from bert.inference.forward import BUCKETS, BatchedForward, EncodeOutput
 from bert.inference.late_interaction import require_whole_texts, rows_of_texts
+from bert.inference.table import TableForward
 from bert.interchange.bundle import ModelBundle
 from bert.interchange.task_adapters import TASK_OF_PROMPT, find_task
 from bert.model.names import ENCODER_DECODER
@@ -60,6 +61,7 @@ class Pretrained(ModelBundle):
     """
 
     architecture: str = "BertForPreTraining"
+    query_model: Pretrained | None = None
     task: Task | None = None
     data: TaskDataConfig = field(default_factory=TaskDataConfig)
     num_feature_layers: int | None = None
@@ -68,14 +70,13 @@ class Pretrained(ModelBundle):
 
     def __repr__(self) -> str:
         """Returns a summary of a few lines: source, architecture, sizes, parameters, vocabulary, task and labels."""
-        sizes, labels = self.config, self.labels
+        labels = self.labels
         more = f", ... ({len(labels)} labels)" if len(labels) > LABELS_SHOWN else ""
         lines = {
             "source": self.origin,
             "architecture": self.architecture,
-            "encoder": f"{sizes.num_hidden_layers} layers, hidden size {sizes.hidden_size}, "
-            f"{sizes.num_attention_heads} heads, feed-forward size {sizes.intermediate_size}, "
-            f"up to {sizes.max_position_embeddings} tokens",
+            "encoder": self.sizes,
+            "queries": None if self.query_model is None else self.query_model.sizes,
             "parameters": f"{num_parameters(self.params):,}",
             "vocabulary": f"{embedding_rows(self.tokenizer):,} tokens",
             "task": None if self.task is None else self.task.name,
@@ -123,6 +124,9 @@ class Pretrained(ModelBundle):
             decoding = self.decoding or Decoding()
             results = self._sequence_generator.decode(features.sources, decoding, batch_size, range(len(features)))
             return [np.array(best.token_ids, np.int32) for best, *_ in results]
+        if isinstance(features, QueryDocumentRows) and self.query_model is not None:
+            sides = ((self.query_model, features.queries), (self, features.documents.sequences))
+            return features.join(*(model.outputs(rows, batch_size) for model, rows in sides))
         if isinstance(features, QueryDocumentRows):
             return self._forward.embed_groups(features, self.pooling_or_default, batch_size)
         if isinstance(features, TokenRows | WindowedRows) and (self.task is None or "embed" in self.task.calls):
@@ -152,10 +156,12 @@ class Pretrained(ModelBundle):
         for name, counts in (("lengths", lengths), ("batch_sizes", batch_sizes)):
             for count in counts:
                 check_count(f"one of {name}", count)
-        self.embed([]) if self.task is None else self.predict([])  # prepares the tokenizer
+        self.embed([], prompt="document") if self.task is None else self.predict([])  # prepares the tokenizer
         for length in sorted({min(length, max_length) for length in lengths}):
             for rows in batch_sizes:
                 self._forward.warm_up(rows, length)
+        if self.query_model is not None:
+            self.query_model.warm_up(lengths, batch_sizes)
 
     # Embeddings and search.
 
@@ -189,12 +195,14 @@ class Pretrained(ModelBundle):
         At most two batches of hidden states are in memory at a time. Many short texts are packed into shared rows, in
         which each text attends only to itself, to avoid padding.
 
+        A folder with a Router has a separate model for queries, which embeds the texts with the prompt ``query``.
+
         Args:
             texts: texts, or pairs of texts as tuples.
             batch_size: number of texts per batch.
             prompt: ``query`` or ``document`` to prepend the model's prompt of that name, if it has one; None for its
-                default prompt, if it declares one. A model with adapters uses those of the tasks ``retrieval.query``
-                and ``retrieval.passage``.
+                default prompt, if it declares one, and its ``default_route``. A model with adapters uses its adapters
+                for ``retrieval.query`` and ``retrieval.passage``.
             task: name of a task, whose adapter and prompt are used (see `for_task`); None for the model's own weights.
             long_texts: how texts that are too long are read, as ``data.long_texts``; None: as in training, or cut for a
                 model that does not declare it.
@@ -213,6 +221,8 @@ class Pretrained(ModelBundle):
             task = task_of_prompt
         if task is not None:
             return self.for_task(task).embed(texts, batch_size, long_texts=long_texts)
+        if (model := self.for_role(prompt)) is not self:
+            return model.embed(texts, batch_size, prompt, long_texts=long_texts)
         texts, pooling, skipped = as_list(texts), self.pooling_or_default, None
         if start := getattr(pooling, f"{prompt or 'default'}_prompt"):
             if not pooling.include_prompt:
@@ -450,6 +460,8 @@ class Pretrained(ModelBundle):
 
     @cached_property
     def _forward(self) -> BatchedForward:
+        if self.config.is_static:
+            return TableForward(self.config, self.params["bert"]["embeddings"]["word"]["embedding"])
         if self.graph is None and self.engine == "jax":
             return self._compiled
         from bert.inference.onnx_engine import GraphForward, cached_graph

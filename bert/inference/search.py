@@ -76,14 +76,15 @@ def similarity(
     """Returns the similarity of each text with each of the others, [A, B] float32. A string is one text.
 
     It is the cosine, unless a sentence-transformers folder declares another one (``model.pooling.similarity``). A model
-    with an adapter of the task ``text-matching`` uses it. In late interaction, ``texts`` are read as queries and
-    ``others`` as documents (`bert.model.late_interaction.max_sim`).
+    with an adapter of the task ``text-matching`` uses it. In late interaction, and with separate models for queries and
+    documents, ``texts`` are read as queries and ``others`` as documents.
 
     Raises:
         UserError: see `embed`.
     """
     pooling = model.pooling_or_default
-    prompts = ("query", "document") if pooling.has_token_vectors else (None, None)
+    has_roles = pooling.has_token_vectors or model.query_model is not None
+    prompts = ("query", "document") if has_roles else (None, None)
     sides = ([side] if isinstance(side, str) else side for side in (texts, others))
     task = SIMILARITY_TASK if SIMILARITY_TASK in model.task_adapters else None
     embeddings = (model.embed(side, batch_size, prompt, task=task) for side, prompt in zip(sides, prompts, strict=True))

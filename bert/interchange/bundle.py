@@ -15,6 +15,7 @@ from bert.config.model import LongTextMode, PairTruncation
 from bert.data.long_texts import LongTexts
 from bert.errors import UserError, on_one_line, shorten
 from bert.interchange.names import ARCHITECTURES_WITH_LABELS
+from bert.interchange.sentence_transformers.routes import DOCUMENT, Route
 from bert.interchange.stored_params import ParamsField, StoredParams
 from bert.model.parameters import Params, params_checksum
 from bert.model.pooling import Pooling
@@ -45,6 +46,8 @@ class ModelBundle:
         pooling: how embeddings are computed, for sentence-transformers models; None for other models.
         task_adapters: adapters by the name of the task for which they change embeddings, as
             `bert.interchange.task_adapters.TaskAdapter`.
+        query_model: model that embeds queries, if it is separate; this model then embeds documents.
+        default_route: role of texts without a role, for models with a ``query_model``; None: it must be given.
         target_tokenizer: target vocabulary of an encoder-decoder; None if it is ``tokenizer``.
         decoding: generation settings with which the model was evaluated or published; None if there are none.
         source: folder or hub name from which the model was read.
@@ -68,6 +71,8 @@ class ModelBundle:
     clitics: tuple[str, ...] | None = None
     pooling: Pooling | None = None
     task_adapters: Mapping[str, Any] = field(default_factory=dict)
+    query_model: ModelBundle | None = None
+    default_route: Route | None = DOCUMENT
     target_tokenizer: Tokenizer | None = None
     decoding: Decoding | None = None
     source: str = ""
@@ -78,6 +83,19 @@ class ModelBundle:
         """Like `dataclasses.replace`, without reading stored parameters."""
         fields = {field.name: vars(self)[field.name] for field in dataclasses.fields(self)}
         return type(self)(**{**fields, **changes})
+
+    def for_role(self, role: Route | None) -> Self:
+        """Returns the model for texts of a role, or without a role: ``query_model``, or this model for documents.
+
+        Raises:
+            UserError: texts need a role, because the models for queries and documents differ and none is the default.
+        """
+        if self.query_model is None:
+            return self
+        role = role or self.default_route
+        if role is None:
+            raise UserError(f"{self.source} has no default route: pass prompt='query' or prompt='document'")
+        return cast(Self, self.query_model) if role == "query" else self
 
     @property
     def params_checksum(self) -> str:
@@ -113,6 +131,17 @@ class ModelBundle:
     def embedding_size(self) -> int:
         """Width of an embedding."""
         return self.pooling_or_default.embedding_size(self.config)
+
+    @property
+    def sizes(self) -> str:
+        """The sizes of the encoder, for a summary."""
+        config = self.config
+        if config.is_static:
+            return f"a table without layers, hidden size {config.hidden_size}"
+        return (
+            f"{config.num_hidden_layers} layers, hidden size {config.hidden_size}, {config.num_attention_heads} heads, "
+            f"feed-forward size {config.intermediate_size}, up to {config.max_position_embeddings} tokens"
+        )
 
     @property
     def origin(self) -> str:

@@ -6,11 +6,13 @@ import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
 from bert.errors import LOGGER, UserError, first_line
 from bert.interchange.generation_files import GENERATION_CONFIG, TARGET_TOKENIZER
 from bert.interchange.sentence_transformers.late_interaction import STANFORD_METADATA
 from bert.interchange.sentence_transformers.names import MULTI_VECTOR_MASK, PROMPTS, TEXT_SETTINGS
+from bert.interchange.sentence_transformers.routes import ROUTER_CONFIG, Route
 from bert.tokenizer.sentencepiece import FILES as SENTENCEPIECE_FILES
 
 _NAMES = [
@@ -34,14 +36,17 @@ _PICKLES = ["pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-
 
 
 def _with_subfolders(names: list[str]) -> list[str]:
-    """Adds the paths next to the other files, and in the encoder's subfolder of sentence-transformers 1.x."""
-    return [f"{path}{name}" for path in ("", "0_Transformer/") for name in names]
+    """Adds the paths next to the other files, and in the subfolders of encoders of sentence-transformers."""
+    places = ("", "0_Transformer/", "0_StaticEmbedding/", *(f"{route}*/" for route in get_args(Route)))
+    return [f"{place}{name}" for place in places for name in names]
 
 
 SETTINGS = [
     *_with_subfolders(_NAMES),
     f"{TARGET_TOKENIZER}/*",
     "modules.json",
+    f"*{ROUTER_CONFIG}",
+    "*_Asym/config.json",
     "adapter_config.json",
     *(f"{task}/adapter_config.json" for task in _TASKS),
     PROMPTS,

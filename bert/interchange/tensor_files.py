@@ -15,6 +15,9 @@ from bert.files import read_json, require_content, write_safetensors
 SAFETENSORS, PICKLE = "model.safetensors", "pytorch_model.bin"
 INDEX = ".index.json"
 
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+"""Types of parameters that are converted to float32."""
+
 SAFE_PYTORCH = (2, 6)
 """First PyTorch version whose ``weights_only`` loader runs no code."""
 

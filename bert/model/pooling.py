@@ -21,6 +21,9 @@ MODES = ("cls", "max", "mean", "mean_sqrt_len", "weightedmean", "lasttoken")
 LEXICAL_MODES = ("max", "sum")
 """Pooling modes of masked-LM logits."""
 
+TOKEN_WEIGHTS = "weights"
+"""Mode of a table with one weight per token."""
+
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 """Similarities of embeddings: the last two are negative distances."""
 
@@ -44,6 +47,7 @@ class Pooling:
             - lasttoken: the last token.
             - sum: the sum of the tokens, of logits.
             - tokens: one embedding per token, for late interaction.
+            - weights: the weight of each token that is in the text, as a vector [V]; from a table without layers.
         normalize: whether to scale embeddings to length 1.
         max_length: maximum number of tokens of a text; None for the model's maximum.
         lowercase: whether to lower-case texts before tokenization, even if the tokenizer is cased.
@@ -86,13 +90,18 @@ class Pooling:
         return self.num_log1p > 0
 
     @property
+    def has_word_weights(self) -> bool:
+        """Whether an embedding has a weight for each token of the vocabulary, [V]."""
+        return self.is_lexical or self.mode == TOKEN_WEIGHTS
+
+    @property
     def modes(self) -> list[str]:
         """The modes to concatenate."""
         return self.mode.split(CONCATENATED)
 
     def pooled_size(self, config: ModelConfig) -> int:
         """Width of the pooled vector, before the dense layers."""
-        return config.known_vocab_size if self.is_lexical else config.hidden_size * len(self.modes)
+        return config.known_vocab_size if self.has_word_weights else config.hidden_size * len(self.modes)
 
     def embedding_size(self, config: ModelConfig) -> int:
         """Width of an embedding."""
@@ -118,7 +127,7 @@ class Pooling:
             hidden_states = xp.maximum(hidden_states, 0)
             for _ in range(self.num_log1p):
                 hidden_states = xp.log1p(hidden_states)
-        return self._finish([_pool_rows(mode, hidden_states, attention_mask) for mode in self.modes])
+        return self.finish([_pool_rows(mode, hidden_states, attention_mask) for mode in self.modes])
 
     def of_sequences(
         self, hidden_states: np.ndarray, lengths: np.ndarray, skipped: np.ndarray | None = None
@@ -138,7 +147,7 @@ class Pooling:
             skipped = np.minimum(skipped, lengths - 1)
             kept = positions >= np.repeat(skipped, lengths)
             hidden_states, positions, lengths = hidden_states[kept], positions[kept], lengths - skipped
-        return self._finish([_pool_sequences(mode, hidden_states, lengths, positions) for mode in self.modes])
+        return self.finish([_pool_sequences(mode, hidden_states, lengths, positions) for mode in self.modes])
 
     def compare(self, embeddings: Any, others: Any) -> np.ndarray:
         """Returns the similarity of each embedding [A, E] with each of the others [B, E], [A, B] float32.
@@ -176,7 +185,7 @@ class Pooling:
             embeddings[rows] /= np.maximum(lengths, 1e-12)
         return embeddings
 
-    def _finish(self, parts: list[Any]) -> Any:
+    def finish(self, parts: list[Any]) -> Any:
         """Concatenates the pooled vectors [B, D], then applies dense layers, normalization and truncation."""
         xp = parts[0].__array_namespace__()
         embeddings = xp.concatenate(parts, axis=-1) if len(parts) > 1 else parts[0]

@@ -72,6 +72,11 @@ def embedding_task(name: str, pooling: Pooling) -> EmbeddingTask:
     return EmbeddingTask(name=name, settings=settings, similarity=pooling.similarity)
 
 
+def query_task(task: Any, pooling: Pooling) -> Any:
+    """Returns the task of embeddings with the casing of a separate model for queries."""
+    return replace(task, settings=replace(task.settings, lowercase=pooling.lowercase))
+
+
 def read_labelled(task: Task, data: Any, split: str, columns: Mapping[str, str]) -> Labelled:
     """Returns the labelled examples of ``data`` for the evaluation of a task.
 

@@ -164,7 +164,7 @@ def training_flops(
         adapters: whether layers are frozen but have adapters: gradients pass through them, without gradients of their
             own weights.
     """
-    learned = 0.5 if adapters else 1 - num_frozen_layers / num_hidden_layers
+    learned = 0.5 if adapters else 1 - num_frozen_layers / max(num_hidden_layers, 1)
     total = 0.0
     for name, flops in forward.items():
         share = learned if name.startswith("layers/") else float(name not in frozen)

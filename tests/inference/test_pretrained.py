@@ -226,7 +226,7 @@ def test_without_lengths_all_are_compiled_and_long_ones_are_filled_up_by_a_third
     model = dataclasses.replace(models["mlm"], config=long)
     compiled: list[int] = []
     monkeypatch.setattr(BatchedForward, "warm_up", lambda forward, rows, length: compiled.append(length))
-    monkeypatch.setattr(bert.Pretrained, "embed", lambda model, texts: None)
+    monkeypatch.setattr(bert.Pretrained, "embed", lambda model, texts, **settings: None)
     model.warm_up()
     assert compiled == [*BUCKETS, 8192]
     assert all(bucket_length(length, BUCKETS, 8192) <= 1.5 * length for length in range(512, 8193))

@@ -279,7 +279,7 @@ def test_files_without_adapters_are_unchanged(folder: Path) -> None:
 
 def test_the_files_of_adapters_are_fetched_from_the_hub(folder: Path) -> None:
     files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-    patterns = [*hub.SETTINGS, *hub.WEIGHTS, *hub.PARTS_WEIGHTS]
+    patterns = [*hub.SETTINGS, *hub.WEIGHTS, *hub.ADAPTER_WEIGHTS]
     assert {file for file in files if any(fnmatch(file, pattern) for pattern in patterns)} == files
 
 

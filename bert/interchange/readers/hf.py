@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 from bert.config import ModelConfig
 from bert.config.model import MAX_SIZE
-from bert.errors import UserError, WarningText, shorten
+from bert.errors import UserError, WarningText, require, shorten
 from bert.files import read_json_object
 from bert.interchange.bundle import ModelBundle, read_label_thresholds, read_long_texts, read_task_settings
 from bert.interchange.families import FAMILIES, Family, family_of_classes, family_of_type
@@ -28,10 +28,12 @@ from bert.interchange.names import ARCHITECTURES_WITH_LABELS, check_layers
 from bert.interchange.readers.peft import is_adapter, read_adapter, tokenizer_folder
 from bert.interchange.sentence_transformers import late_interaction
 from bert.interchange.sentence_transformers.cross_encoder import read_score_activation
-from bert.interchange.sentence_transformers.reader import encoder_folder, fit_to_model, read_pooling
+from bert.interchange.sentence_transformers.reader import encoder_folder, fit_to_model, is_static, read_pooling
+from bert.interchange.sentence_transformers.routes import DOCUMENT, Route
+from bert.interchange.sentence_transformers.static import read_static
 from bert.interchange.stored_params import StoredParams
 from bert.interchange.task_adapters import TaskAdapter, read_task_adapters
-from bert.interchange.tensor_files import read_tensors, weight_files
+from bert.interchange.tensor_files import FLOATS, read_tensors, weight_files
 from bert.interchange.weights_records import WeightsRecord
 from bert.metrics.tagging_schemes import is_span_tag
 from bert.model import names
@@ -64,8 +66,6 @@ OPTIONAL = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_
 SETTINGS_READ = {"is_decoder": False, "add_cross_attention": False}
 """Settings with a single supported value in all families."""
 
-FLOATS = ("float16", "bfloat16", "float32", "float64")
-
 MAX_LABELS = 2**20
 """Maximum number of labels. A larger number in config.json means that the file is corrupt."""
 
@@ -76,20 +76,27 @@ def is_hf_folder(folder: Path) -> bool:
 
 
 def read_hf_model(
-    folder: Path, log: Log, adapter_folder: Path | None = None, known: WeightsRecord | None = None
+    folder: Path,
+    log: Log,
+    adapter_folder: Path | None = None,
+    known: WeightsRecord | None = None,
+    route: Route = DOCUMENT,
 ) -> ModelBundle:
     """Reads a folder. Logs what was read, what was skipped, and which parts are randomly initialized.
 
     Args:
         adapter_folder: folder of an adapter in PEFT's format, which is added to the model in ``folder``.
         known: record of the weights. If given, they are read on first use.
+        route: which model of a sentence-transformers folder with a Router to read.
 
     Raises:
         UserError: a file is missing or damaged, the family is not supported, a tensor matches no parameter, a parameter
             has no tensor, or a shape differs from config.json.
     """
     root = folder
-    pooling, folder = read_pooling(folder, log), encoder_folder(folder)
+    pooling, folder = read_pooling(folder, log, route), encoder_folder(folder, route)
+    if is_static(root, route):
+        return read_static(folder, require(pooling, "the pooling of a static model"), log)
     place = folder if adapter_folder is None else adapter_folder
     base = None if adapter_folder is None else folder
     adapter = read_adapter(place, log, base) if is_adapter(place) else None
@@ -131,7 +138,9 @@ def read_hf_model(
             stored, task_adapters = adapter.merge(stored, family), {}
         params, config, parts = _to_params(stored, source, config, family, architecture, len(labels), log)
     else:
-        params = StoredParams(str(root), known.checksum, lambda: read_hf_model(root, lambda text: None).params)
+        params = StoredParams(
+            str(root), known.checksum, lambda: read_hf_model(root, lambda text: None, route=route).params
+        )
         config, parts = dataclasses.replace(config, tie_word_embeddings=known.tie_word_embeddings), known.parts
     if names.PREDICTIONS in parts and family.prediction_act not in (None, config.hidden_act):
         raise UserError(
@@ -176,7 +185,10 @@ def read_hf_settings(folder: Path, log: Log) -> tuple[ModelConfig, str, int, Tok
 
     Raises UserError like `read_hf_model`, except for the weights.
     """
-    pooling, root, folder = read_pooling(folder, log), folder, encoder_folder(folder)
+    pooling, root = read_pooling(folder, log), folder
+    if is_static(folder):
+        raise UserError(f"{folder} has its sizes in its weights, which are not here yet: load it with bert.load first")
+    folder = encoder_folder(folder)
     file = folder / "config.json"
     if not file.is_file():
         raise UserError(f"{file} does not exist: name a model that has one")

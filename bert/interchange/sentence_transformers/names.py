@@ -23,6 +23,9 @@ MULTI_VECTOR_MASK = "MultiVectorMask"
 TOKEN_EMBEDDINGS = "token_embeddings"
 """Name of the vectors of tokens, which modules read and write."""
 
+STATIC_EMBEDDING, TOKEN_TABLE = "StaticEmbedding", "SparseStaticEmbedding"
+"""Modules without layers: a vector per token, or a weight per token."""
+
 NUM_LOG1P = {"relu": 1, "log1p_relu": 2}
 """Values of ``activation_function`` of SpladePooling, and the corresponding `Pooling.num_log1p`."""
 

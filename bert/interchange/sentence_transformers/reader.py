@@ -20,9 +20,12 @@ from bert.interchange.sentence_transformers.names import (
     NUM_LOG1P,
     PROMPTS,
     SPARSE_ENCODER,
+    STATIC_EMBEDDING,
     TEXT_SETTINGS,
     TOKEN_EMBEDDINGS,
+    TOKEN_TABLE,
 )
+from bert.interchange.sentence_transformers.routes import DOCUMENT, ROUTERS, Route, Router, class_name, read_router
 from bert.interchange.tensor_files import read_tensors, weight_files
 from bert.model.late_interaction import MAX_SIM, TOKEN_SIMILARITIES, TOKENS
 from bert.model.pooling import (
@@ -31,6 +34,7 @@ from bert.model.pooling import (
     LEXICAL_MODES,
     MODES,
     SIMILARITIES,
+    TOKEN_WEIGHTS,
     PooledDense,
     Pooling,
     find_activation,
@@ -49,7 +53,10 @@ TEXT_SETTINGS_READ: dict[str, Any] = {
 }
 """Keys of `TEXT_SETTINGS` with a single supported value. The last ones are applied for an embedding per token."""
 
-ORDER = re.compile("Transformer( Pooling( Dense)*( Normalize)?)?|(MLM)?Transformer SpladePooling")
+ORDER = re.compile(
+    f"(Transformer Pooling|{STATIC_EMBEDDING})( Dense)*( Normalize)*|Transformer|(MLM)?Transformer SpladePooling"
+    f"|{TOKEN_TABLE}"
+)
 """Supported sequences of modules."""
 
 LATE_ORDER = re.compile(f"Transformer( Dense)*( {MULTI_VECTOR_MASK}( Normalize)?| Normalize( {MULTI_VECTOR_MASK})?)?")
@@ -71,13 +78,27 @@ FEATURE_KEYS = ("module_input_name", "module_output_name")
 """Keys of a module's config.json with the names of vectors."""
 
 
-def encoder_folder(folder: Path) -> Path:
-    """Returns the encoder's folder in a sentence-transformers folder; other folders unchanged. Raises UserError."""
-    modules = _modules(folder)
+def encoder_folder(folder: Path, route: Route = DOCUMENT) -> Path:
+    """Returns the encoder's folder in a sentence-transformers folder; other folders unchanged. Raises UserError.
+
+    Args:
+        route: the route of a Router, here and below.
+    """
+    modules = _modules(folder, route)
     return modules[0][1] if modules else folder
 
 
-def read_pooling(folder: Path, log: Callable[[str], None]) -> Pooling | None:
+def is_static(folder: Path, route: Route = DOCUMENT) -> bool:
+    """Whether the first module of a sentence-transformers folder is a table without layers. Raises UserError."""
+    return any(name in (STATIC_EMBEDDING, TOKEN_TABLE) for name, _ in _modules(folder, route))
+
+
+def find_router(folder: Path) -> Router | None:
+    """Returns the Router of a sentence-transformers folder; None if there is none. Raises UserError."""
+    return next((read_router(place) for name, place in _listed_modules(folder) if name in ROUTERS), None)
+
+
+def read_pooling(folder: Path, log: Callable[[str], None], route: Route = DOCUMENT) -> Pooling | None:
     """Reads the modules of a sentence-transformers folder (modules.json), or a folder of Stanford's ColBERT.
 
     Returns:
@@ -86,16 +107,21 @@ def read_pooling(folder: Path, log: Callable[[str], None]) -> Pooling | None:
     Raises:
         UserError: a module or pooling mode is not supported by `Pooling`, or a path points outside of the folder.
     """
-    modules = _modules(folder)
+    modules = _modules(folder, route)
     if not modules:
         return _read_stanford(folder, log) if late_interaction.is_stanford(folder) else None
     folder_of, content = dict(modules), late_interaction.read_settings(folder, log)
     is_lexical, is_late = "SpladePooling" in folder_of, late_interaction.is_late(folder_of, content)
-    settings_files = [place / name for place in (modules[0][1], folder) for name in TEXT_SETTINGS]
+    is_table = TOKEN_TABLE in folder_of
+    places = [] if is_static(folder, route) else [modules[0][1]]
+    if places and find_router(folder) is None:
+        places.append(folder)
+    settings_files = [place / name for place in places for name in TEXT_SETTINGS]
     texts_file = next((file for file in settings_files if file.is_file()), None)
     length, lowercase = (None, False) if texts_file is None else _text_settings(texts_file, is_lexical, is_late, log)
-    settings = _model_settings(folder / PROMPTS, content, is_lexical, is_late, log)
-    settings["mode"], settings["include_prompt"] = Pooling.mode, Pooling.include_prompt
+    settings = _model_settings(folder / PROMPTS, content, is_lexical or is_table, is_late, log)
+    settings["mode"] = TOKEN_WEIGHTS if is_table else Pooling.mode
+    settings["include_prompt"] = Pooling.include_prompt
     if "Pooling" in folder_of:
         settings["mode"], settings["include_prompt"] = _pooling_settings(folder_of["Pooling"] / "config.json", log)
     if is_lexical:
@@ -140,28 +166,50 @@ def _read_stanford(folder: Path, log: Callable[[str], None]) -> Pooling:
     )
 
 
-def _modules(folder: Path) -> list[tuple[str, Path]]:
-    """Returns (class, folder) of each sentence-transformers module; [] for cross-encoders and other folders."""
+def _modules(folder: Path, route: Route) -> list[tuple[str, Path]]:
+    """Returns the modules of a route: a Router in `_listed_modules` is replaced by its own. Raises UserError."""
+    modules: list[tuple[str, Path]] = []
+    for name, place in _listed_modules(folder):
+        if name in ROUTERS:
+            router = read_router(place)
+            modules += [(inner, _inside(router.file, path)) for inner, path in router.modules[route]]
+        else:
+            modules.append((name, place))
+    if modules:
+        _check_order(folder, [name for name, _ in modules])
+    return modules
+
+
+def _check_order(folder: Path, module_types: list[str]) -> None:
+    """Raises UserError for a sequence of modules that is not supported."""
+    content = read_json_object(folder / PROMPTS) if (folder / PROMPTS).is_file() else {}
+    order, supported = (
+        ORDER,
+        (
+            f"Transformer and Pooling, or {STATIC_EMBEDDING}, then any number of Dense, and Normalize; or with "
+            f"MLMTransformer and SpladePooling; or {TOKEN_TABLE}"
+        ),
+    )
+    if late_interaction.is_late(module_types, content):
+        order, supported = (
+            LATE_ORDER,
+            f"Transformer, any number of Dense, {MULTI_VECTOR_MASK} and Normalize, in this order",
+        )
+    if not order.fullmatch(" ".join(module_types)):
+        raise UserError(f"{folder / 'modules.json'} lists {', '.join(module_types)}: use a model with {supported}")
+
+
+def _listed_modules(folder: Path) -> list[tuple[str, Path]]:
+    """Returns (class, folder) of each module in modules.json; [] for cross-encoders and other folders."""
     file = folder / "modules.json"
     if not file.is_file():
         return []
     modules = read_json(file)
-    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
+    if not isinstance(modules, list) or not modules or not all(isinstance(module, dict) for module in modules):
         raise UserError(f"{file} is not a list of modules: copy it again")
-    module_types = [str(module.get("type", "")).rsplit(".", 1)[-1] for module in modules]
-    content = read_json_object(folder / PROMPTS) if (folder / PROMPTS).is_file() else {}
-    if content.get("model_type") == "CrossEncoder":
+    if (folder / PROMPTS).is_file() and read_json_object(folder / PROMPTS).get("model_type") == "CrossEncoder":
         return []
-    is_late = late_interaction.is_late(module_types, content)
-    if not (LATE_ORDER if is_late else ORDER).fullmatch(" ".join(module_types)):
-        order = "Transformer, Pooling, any number of Dense, and Normalize, in this order, or with MLMTransformer and "
-        late_order = f"Transformer, any number of Dense, {MULTI_VECTOR_MASK} and Normalize, in this order"
-        raise UserError(
-            f"{file} lists {', '.join(module_types)}: use a model with "
-            f"{late_order if is_late else f'{order}SpladePooling'}"
-        )
-    places = [_inside(file, module.get("path", "")) for module in modules]
-    return list(zip(module_types, places, strict=True))
+    return [(class_name(module.get("type", "")), _inside(file, module.get("path", ""))) for module in modules]
 
 
 def fit_to_model(

@@ -6,7 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from bert.config import ModelConfig
+from bert.interchange.bundle import ModelBundle
 from bert.interchange.sentence_transformers.late_interaction import length_settings, mask_settings
 from bert.interchange.sentence_transformers.names import (
     MULTI_VECTOR_ENCODER,
@@ -14,11 +17,16 @@ from bert.interchange.sentence_transformers.names import (
     NUM_LOG1P,
     PROMPTS,
     SPARSE_ENCODER,
+    STATIC_EMBEDDING,
     TEXT_SETTINGS,
     TOKEN_EMBEDDINGS,
+    TOKEN_TABLE,
 )
+from bert.interchange.sentence_transformers.static import VECTORS, WEIGHTS
 from bert.interchange.tensor_files import write_tensors
-from bert.model.pooling import Pooling
+from bert.interchange.writers.hf_files import save_published_tokenizer
+from bert.model.pooling import TOKEN_WEIGHTS, Pooling
+from bert.tokenizer.hf_settings import truncation_side
 
 WRITTEN = ("mean", "cls", "max", "mean_sqrt_len")
 """Modes whose keys are always written, even if they are off."""
@@ -28,7 +36,7 @@ KEY_OF_MODE = {"cls": "pooling_mode_cls_token", "lasttoken": "pooling_mode_lastt
 
 PACKAGE = "sentence_transformers.models"
 PACKAGES = {
-    **dict.fromkeys(("MLMTransformer", "SpladePooling"), "sentence_transformers.sparse_encoder.models"),
+    **dict.fromkeys(("MLMTransformer", "SpladePooling", TOKEN_TABLE), "sentence_transformers.sparse_encoder.models"),
     MULTI_VECTOR_MASK: "sentence_transformers.multi_vector_encoder.modules",
 }
 """Packages of modules outside of `PACKAGE`."""
@@ -47,7 +55,7 @@ def pooling_config_files(pooling: Pooling, config: ModelConfig) -> dict[str, Any
     ]
     files |= {f"{path}/config.json": content for path, _, content in modules if content}
     texts: dict[str, Any] = {}
-    if pooling.max_length is not None or pooling.lowercase:
+    if not config.is_static and (pooling.max_length is not None or pooling.lowercase):
         texts = {"max_seq_length": pooling.max_length, "do_lower_case": pooling.lowercase}
     if pooling.has_token_vectors:
         texts |= length_settings(pooling.interaction)
@@ -76,6 +84,10 @@ def _modules(pooling: Pooling, config: ModelConfig) -> list[tuple[str, str, dict
     scaling = [("Normalize", feature)] if pooling.normalize else []
     if pooling.is_lexical:
         modules = [("MLMTransformer", {}), ("SpladePooling", pools)]
+    elif pooling.mode == TOKEN_WEIGHTS:
+        modules = [(TOKEN_TABLE, {})]
+    elif config.is_static:
+        modules = [(STATIC_EMBEDDING, {}), *dense, *scaling]
     elif pooling.has_token_vectors:
         modules = [("Transformer", {}), *dense, (MULTI_VECTOR_MASK, mask_settings(pooling.interaction)), *scaling]
     else:
@@ -112,7 +124,7 @@ def _declared_settings(pooling: Pooling) -> dict[str, Any]:
     default = next((name for name, prompt in prompts.items() if prompt == pooling.default_prompt), DEFAULT_PROMPT)
     if pooling.default_prompt:
         prompts[default] = pooling.default_prompt
-    has_type = pooling.is_lexical or pooling.has_token_vectors
+    has_type = pooling.has_word_weights or pooling.has_token_vectors
     has_settings = pooling.truncate_dim is not None or pooling.similarity != Pooling.similarity or has_type
     if not has_settings and not any(prompts.values()):
         return {}
@@ -122,16 +134,41 @@ def _declared_settings(pooling: Pooling) -> dict[str, Any]:
         "similarity_fn_name": pooling.similarity,
     }
     if has_type:
-        content["model_type"] = SPARSE_ENCODER if pooling.is_lexical else MULTI_VECTOR_ENCODER
+        content["model_type"] = SPARSE_ENCODER if pooling.has_word_weights else MULTI_VECTOR_ENCODER
     if pooling.truncate_dim is not None:
         content["truncate_dim"] = pooling.truncate_dim
     return {PROMPTS: content}
 
 
+def write_static(model: ModelBundle, folder: Path) -> None:
+    """Writes a model without layers as a table with its tokenizer, modules and a model card."""
+    pooling, config = model.pooling_or_default, model.config
+    table = model.params["bert"]["embeddings"]["word"]["embedding"]
+    tokenizer = Tokenizer.from_str(model.tokenizer.to_str())
+    if pooling.mode == TOKEN_WEIGHTS:
+        kind, tensors = "SparseEncoder", {WEIGHTS: table[:, 0]}
+        (folder / "config.json").write_text('{"frozen": false}\n', encoding="utf-8")
+    else:
+        kind, tensors = "SentenceTransformer", {VECTORS: table}
+        if pooling.max_length is not None:
+            tokenizer.enable_truncation(pooling.max_length, direction=truncation_side(tokenizer))
+    write_tensors(folder / "model.safetensors", tensors)
+    write_pooling_files(pooling, config, folder)
+    save_published_tokenizer(tokenizer, folder, model.longest_text)
+    sections = [
+        "---\nlibrary_name: sentence-transformers\ntags: [static-embeddings, bert-jax]\n---",
+        f"# {model.title}",
+        f"Embeddings of width {model.embedding_size}, from a table of {config.vocab_size:,} tokens. Exported by "
+        "bert-jax.",
+        f'```python\nfrom sentence_transformers import {kind}\n\nmodel = {kind}("PATH")\n```',
+    ]
+    (folder / "README.md").write_text("\n\n".join(sections) + "\n", encoding="utf-8")
+
+
 def write_pooling_files(pooling: Pooling, config: ModelConfig, folder: Path) -> None:
     """Writes the files of `pooling_config_files`, and the weights of dense modules."""
     for name, content in pooling_config_files(pooling, config).items():
-        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     folders = [path for path, name, _ in _modules(pooling, config) if name == "Dense"]
     for path, layer in zip(folders, pooling.dense, strict=True):

@@ -29,7 +29,8 @@ from bert.interchange.generation_files import (
     unexpressed_decoding,
 )
 from bert.interchange.readers import hf
-from bert.interchange.sentence_transformers.writer import write_pooling_files
+from bert.interchange.sentence_transformers.routes import QUERY_FOLDER, write_router
+from bert.interchange.sentence_transformers.writer import write_pooling_files, write_static
 from bert.interchange.shapes import expected_shapes
 from bert.interchange.task_adapters import declared_tasks, write_task_adapters
 from bert.interchange.tensor_files import write_tensors
@@ -65,23 +66,80 @@ SAMPLES = (
 def export(model: ModelBundle, out: Path, log: Callable[[str], None]) -> None:
     """Writes ``out`` atomically: config.json, model.safetensors, tokenizer files and a model card.
 
-    The folder is read back, and compared by tensors and, if transformers is installed, by logits.
+    A model for queries is written to a subfolder, and the modules of both become the routes of a Router. The folder is
+    read back, and compared by tensors and, if transformers is installed, by logits.
 
     Raises:
         UserError: ``out`` exists and is not an empty folder, its parent is not writable, or transformers' class of the
             family does not support the model.
         ExportError: the tensors that were read back or the logits differ.
     """
-    model = to_transformers_compatible(model)
-    if model.pooling is not None and model.pooling.lowercase:  # the file that declares it requires a length
-        pooling = dataclasses.replace(model.pooling, max_length=model.longest_text)
-        model = dataclasses.replace(model, pooling=pooling)
     with atomic_directory(out) as draft:
-        _write(model, draft)
-        log(_verify(model, draft))
+        log(_write_verified(model, draft))
+        if model.query_model is not None:
+            log(_write_query_model(model, model.query_model, draft))
     if (text := unexpressed_decoding(model.decoding)) is not None:
         log(WarningText(text))
     log(f"{out} holds {', '.join(sorted(path.name for path in out.iterdir()))}")
+
+
+def _write_verified(model: ModelBundle, folder: Path) -> str:
+    """Writes the files of a model and returns a sentence on their comparison with it. Raises UserError, ExportError."""
+    if model.config.is_static:
+        write_static(model, folder)
+        return _verify_static(model, folder)
+    model = _with_declared_length(to_transformers_compatible(model))
+    _write(model, folder)
+    return _verify(model, folder)
+
+
+def _with_declared_length(model: ModelBundle) -> ModelBundle:
+    """Returns the model with a maximum length if it lower-cases texts, since the file for both requires one."""
+    if model.pooling is None or not model.pooling.lowercase or model.config.is_static:
+        return model
+    pooling = dataclasses.replace(model.pooling, max_length=model.longest_text)
+    return dataclasses.replace(model, pooling=pooling)
+
+
+def _write_query_model(model: ModelBundle, query_model: ModelBundle, folder: Path) -> str:
+    """Adds the model of queries to the folder of ``model``, and makes both the routes of a Router."""
+    sides = [_with_declared_length(each) for each in (model, query_model)]
+    settings = [
+        (
+            each.config,
+            each.architecture,
+            each.params_checksum,
+            each.tokenizer.to_str(),
+            each.pooling_or_default.max_length,
+            each.pooling_or_default.lowercase,
+        )
+        for each in sides
+    ]
+    shares_encoder, place, pooling = settings[0] == settings[1], folder / QUERY_FOLDER, sides[1].pooling_or_default
+    if shares_encoder:
+        write_pooling_files(pooling, query_model.config, place)
+        text = "queries share the encoder"
+    else:
+        place.mkdir()
+        text = f"queries: {_write_verified(query_model, place)}"
+    write_router(folder, model.default_route, shares_encoder)
+    with (folder / "README.md").open("a", encoding="utf-8") as card:
+        card.write(
+            f"\nThis is the model of documents. `{QUERY_FOLDER}` has the model of queries. sentence-transformers reads "
+            "both: call `encode_query` and `encode_document`.\n"
+        )
+    if hf.read_hf_model(folder, lambda text: None, route="query").pooling != pooling:
+        raise ExportError(f"{model.source}: the model of queries does not read back as it was: not exported")
+    return text
+
+
+def _verify_static(model: ModelBundle, folder: Path) -> str:
+    """Reads a table back and returns a sentence on the comparison. Raises ExportError for any difference."""
+    again = hf.read_hf_model(folder, lambda text: None)
+    parts = [(m.config, m.params_checksum, m.pooling, m.tokenizer.to_str()) for m in (model, again)]
+    if parts[0] != parts[1]:
+        raise ExportError(f"{model.source}: its export does not read back as it was: not exported")
+    return "verified: the table and the tokenizer read back identical"
 
 
 def to_transformers_compatible(model: ModelBundle) -> ModelBundle:

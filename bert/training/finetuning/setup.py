@@ -14,8 +14,8 @@ from bert.config import FinetuneConfig, ModelConfig, TokenizerConfig
 from bert.config.model import PairTruncation
 from bert.data.corpus.vocabulary import first_texts, measure_losses, report_size, warn_of_losses
 from bert.data.rows import Rows
-from bert.errors import LOGGER, UserError, WarningText, require
-from bert.inference.load import load
+from bert.errors import LOGGER, UserError, require
+from bert.inference.load import load_for_training
 from bert.model.layers import LayerExecution
 from bert.model.parameters import Params
 from bert.model.pooling import Pooling
@@ -204,9 +204,7 @@ def _load_source_model(run: RunFolder[FinetuneConfig], train: Any, log: Log) -> 
     if run.resumed and multihost.broadcast_from_main(CheckpointDirectory(run.checkpoints).steps):
         return InitialModel(config.model, load_tokenizer(run.path), None, init)
     if init != "none":
-        source = load(init, log)
-        if source.task_adapters:
-            log(WarningText(f"not loaded from {init}: the adapters of {', '.join(source.task_adapters)}"))
+        source = load_for_training(init, log)
         if config.num_init_layers is not None:
             sizes, params = with_fewer_layers(source.config, source.params, config.num_init_layers, source.source)
             source = dataclasses.replace(source, config=sizes, params=params)
@@ -222,7 +220,7 @@ def _load_source_model(run: RunFolder[FinetuneConfig], train: Any, log: Log) -> 
             pair_truncation=source.pair_truncation,
         )
     if config.architecture_from is not None:
-        source = load(config.architecture_from, log)
+        source = load_for_training(config.architecture_from, log)
         model = task_model_config(config, source.config, source.source)
         return InitialModel(model, source.tokenizer, None, "none", pair_truncation=source.pair_truncation)
     if config.tokenizer.path is not None:

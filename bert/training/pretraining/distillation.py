@@ -23,7 +23,7 @@ from bert.config import DistillationConfig, ModelConfig, PretrainConfig
 from bert.config.pretraining import phase_configs
 from bert.data.pretraining.input_formats import INPUT_FORMATS
 from bert.errors import UserError
-from bert.inference.load import load
+from bert.inference.load import load_for_training
 from bert.model.array_types import Array
 from bert.model.dropout import Dropout
 from bert.model.encoder import EncoderOutput
@@ -77,7 +77,7 @@ def load_teacher(config: DistillationConfig, log: Log) -> Teacher | None:
     """
     if config.teacher is None:
         return None
-    model = load(config.teacher, log)
+    model = load_for_training(config.teacher, log)
     if model.architecture == ENCODER_DECODER:
         raise UserError(f"the teacher {config.teacher} is an encoder-decoder: use an encoder")
     params: Params = {name: model.params[name] for name in ("bert", "predictions") if name in model.params}

@@ -12,8 +12,8 @@ from bert.config import DataConfig, PretrainConfig
 from bert.config.phases import OVERRIDES, PhaseConfig
 from bert.config.pretraining import phase_configs
 from bert.config.run_file import load_run_config
-from bert.errors import UserError, WarningText, require
-from bert.inference.load import fetch_model, load
+from bert.errors import UserError, require
+from bert.inference.load import fetch_model, load_for_training
 from bert.inference.pretrained import Pretrained
 from bert.model.layers import LayerExecution
 from bert.parallel import multihost
@@ -132,10 +132,7 @@ def _load_init_model(
     """Returns the configuration with the sizes of the ``init`` model, and this model if the run starts from it."""
     if config.init is None or has_begun(run):
         return config, None
-    model = load(config.init, log)
-    if model.task_adapters:
-        log(WarningText(f"not loaded from {config.init}: the adapters of {', '.join(model.task_adapters)}"))
-    model = _with_new_tokens(model, run, config, log)
+    model = _with_new_tokens(load_for_training(config.init, log), run, config, log)
     if config.init_state:
         # The checkpoint may belong to a phase with other values than the run that it is continued as.
         final = load_run_config(find_branch_source(config)[0]).model
