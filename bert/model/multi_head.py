@@ -91,6 +91,7 @@ class Attention(nn.Module):
         if self.config.global_attention_sep_id is not None and self.is_initializing():
             for projection in (self.global_query, self.global_key, self.global_value):
                 projection(queries[:, :1])  # rows may have no global tokens
+        weights: Array | None
         if isinstance(keys_values, KeysValues):
             mixed, weights = self._attend_to_projected(query, keys_values, mask, dropout, positions)
         else:
@@ -168,7 +169,7 @@ class Attention(nn.Module):
     ) -> Float[Array, "B T N H"]:
         """Computes the attention of one block of queries after another, for any number of global tokens."""
         tokens, block = require(mask.global_tokens, "the global tokens"), require(mask.block, "the size of a block")
-        (query, *keys_values), (global_query, *global_keys_values) = local, of_global
+        (query, key, value), (global_query, global_key, global_value) = local, of_global
         rows, length, heads, size = query.shape
         visible = Mask(keys=tokens.keys)
         near = visible.replace(window=self.config.attention_window, global_tokens=tokens)
@@ -182,9 +183,11 @@ class Attention(nn.Module):
             source = None if dropout is None else dropout.fold_in(start)
             apart = None if source is None else source.fold_in("global")
             pairs = near.replace(start=start).booleans(block, length)
-            mixed, _ = dot_product_attention(query, *keys_values, pairs, dropout=source, **options)
+            mixed, _ = dot_product_attention(query, key, value, pairs, dropout=source, **options)
             pairs = visible.booleans(block, length)
-            mixed_global, _ = dot_product_attention(global_query, *global_keys_values, pairs, dropout=apart, **options)
+            mixed_global, _ = dot_product_attention(
+                global_query, global_key, global_value, pairs, dropout=apart, **options
+            )
             return jnp.where(flags[:, :, None, None], mixed_global, mixed)
 
         def parts(x: Array) -> Array:
