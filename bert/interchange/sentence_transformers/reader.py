@@ -112,15 +112,10 @@ def read_pooling(folder: Path, log: Callable[[str], None], route: Route = DOCUME
         return _read_stanford(folder, log) if late_interaction.is_stanford(folder) else None
     folder_of, content = dict(modules), late_interaction.read_settings(folder, log)
     is_lexical, is_late = "SpladePooling" in folder_of, late_interaction.is_late(folder_of, content)
-    is_table = TOKEN_TABLE in folder_of
-    places = [] if is_static(folder, route) else [modules[0][1]]
-    if places and find_router(folder) is None:
-        places.append(folder)
-    settings_files = [place / name for place in places for name in TEXT_SETTINGS]
-    texts_file = next((file for file in settings_files if file.is_file()), None)
+    texts_file = _find_text_settings(folder, route)
     length, lowercase = (None, False) if texts_file is None else _text_settings(texts_file, is_lexical, is_late, log)
-    settings = _model_settings(folder / PROMPTS, content, is_lexical or is_table, is_late, log)
-    settings["mode"] = TOKEN_WEIGHTS if is_table else Pooling.mode
+    settings = _model_settings(folder / PROMPTS, content, is_lexical or TOKEN_TABLE in folder_of, is_late, log)
+    settings["mode"] = TOKEN_WEIGHTS if TOKEN_TABLE in folder_of else Pooling.mode
     settings["include_prompt"] = Pooling.include_prompt
     if "Pooling" in folder_of:
         settings["mode"], settings["include_prompt"] = _pooling_settings(folder_of["Pooling"] / "config.json", log)
@@ -145,6 +140,15 @@ def read_pooling(folder: Path, log: Callable[[str], None], route: Route = DOCUME
         dense=tuple(_read_dense(place, features, log) for name, place in modules if name == "Dense"),
         **settings,
     )
+
+
+def _find_text_settings(folder: Path, route: Route) -> Path | None:
+    """Returns the file of `TEXT_SETTINGS` for an encoder; None if there is none, and for tables."""
+    if is_static(folder, route):
+        return None
+    places = [encoder_folder(folder, route), *([folder] if find_router(folder) is None else [])]
+    files = (place / name for place in places for name in TEXT_SETTINGS)
+    return next((file for file in files if file.is_file()), None)
 
 
 def _read_stanford(folder: Path, log: Callable[[str], None]) -> Pooling:
@@ -175,28 +179,24 @@ def _modules(folder: Path, route: Route) -> list[tuple[str, Path]]:
             modules += [(inner, _inside(router.file, path)) for inner, path in router.modules[route]]
         else:
             modules.append((name, place))
-    if modules:
-        _check_order(folder, [name for name, _ in modules])
+    module_types = [name for name, _ in modules]
+    is_late = bool(modules) and late_interaction.is_late(module_types, _model_content(folder))
+    if modules and not (LATE_ORDER if is_late else ORDER).fullmatch(" ".join(module_types)):
+        order = (
+            f"Transformer and Pooling, or {STATIC_EMBEDDING}, then any number of Dense, and Normalize; or with "
+            f"MLMTransformer and SpladePooling; or {TOKEN_TABLE}"
+        )
+        late_order = f"Transformer, any number of Dense, {MULTI_VECTOR_MASK} and Normalize, in this order"
+        raise UserError(
+            f"{folder / 'modules.json'} lists {', '.join(module_types)}: use a model with "
+            f"{late_order if is_late else order}"
+        )
     return modules
 
 
-def _check_order(folder: Path, module_types: list[str]) -> None:
-    """Raises UserError for a sequence of modules that is not supported."""
-    content = read_json_object(folder / PROMPTS) if (folder / PROMPTS).is_file() else {}
-    order, supported = (
-        ORDER,
-        (
-            f"Transformer and Pooling, or {STATIC_EMBEDDING}, then any number of Dense, and Normalize; or with "
-            f"MLMTransformer and SpladePooling; or {TOKEN_TABLE}"
-        ),
-    )
-    if late_interaction.is_late(module_types, content):
-        order, supported = (
-            LATE_ORDER,
-            f"Transformer, any number of Dense, {MULTI_VECTOR_MASK} and Normalize, in this order",
-        )
-    if not order.fullmatch(" ".join(module_types)):
-        raise UserError(f"{folder / 'modules.json'} lists {', '.join(module_types)}: use a model with {supported}")
+def _model_content(folder: Path) -> dict[str, Any]:
+    """Returns the content of `PROMPTS`; {} if there is no such file."""
+    return read_json_object(folder / PROMPTS) if (folder / PROMPTS).is_file() else {}
 
 
 def _listed_modules(folder: Path) -> list[tuple[str, Path]]:
@@ -207,7 +207,7 @@ def _listed_modules(folder: Path) -> list[tuple[str, Path]]:
     modules = read_json(file)
     if not isinstance(modules, list) or not modules or not all(isinstance(module, dict) for module in modules):
         raise UserError(f"{file} is not a list of modules: copy it again")
-    if (folder / PROMPTS).is_file() and read_json_object(folder / PROMPTS).get("model_type") == "CrossEncoder":
+    if _model_content(folder).get("model_type") == "CrossEncoder":
         return []
     return [(class_name(module.get("type", "")), _inside(file, module.get("path", ""))) for module in modules]
 

@@ -67,7 +67,8 @@ def pooling_config_files(pooling: Pooling, config: ModelConfig) -> dict[str, Any
 def _modules(pooling: Pooling, config: ModelConfig) -> list[tuple[str, str, dict[str, Any]]]:
     """Returns the path, the class and config.json ({} for none) of each module."""
     feature = {"module_input_name": TOKEN_EMBEDDINGS} if pooling.has_token_vectors else {}
-    pools = _declared_pooling(pooling, pooling.pooled_size(config)) if not pooling.has_token_vectors else {}
+    has_pooling = not pooling.has_token_vectors and not config.is_static
+    pools = _declared_pooling(pooling, pooling.pooled_size(config)) if has_pooling else {}
     dense = [
         (
             "Dense",
@@ -82,12 +83,10 @@ def _modules(pooling: Pooling, config: ModelConfig) -> list[tuple[str, str, dict
         for layer in pooling.dense
     ]
     scaling = [("Normalize", feature)] if pooling.normalize else []
-    if pooling.is_lexical:
+    if config.is_static:
+        modules = [(TOKEN_TABLE if pooling.mode == TOKEN_WEIGHTS else STATIC_EMBEDDING, {}), *dense, *scaling]
+    elif pooling.is_lexical:
         modules = [("MLMTransformer", {}), ("SpladePooling", pools)]
-    elif pooling.mode == TOKEN_WEIGHTS:
-        modules = [(TOKEN_TABLE, {})]
-    elif config.is_static:
-        modules = [(STATIC_EMBEDDING, {}), *dense, *scaling]
     elif pooling.has_token_vectors:
         modules = [("Transformer", {}), *dense, (MULTI_VECTOR_MASK, mask_settings(pooling.interaction)), *scaling]
     else:
