@@ -83,6 +83,7 @@ def _modules(pooling: Pooling, config: ModelConfig) -> list[tuple[str, str, dict
         for layer in pooling.dense
     ]
     scaling = [("Normalize", feature)] if pooling.normalize else []
+    modules: list[tuple[str, dict[str, Any]]]
     if config.is_static:
         modules = [(TOKEN_TABLE if pooling.mode == TOKEN_WEIGHTS else STATIC_EMBEDDING, {}), *dense, *scaling]
     elif pooling.is_lexical:
