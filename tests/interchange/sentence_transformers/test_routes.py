@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import bert
 from bert.analysis.diagnosis import diagnose
 from bert.errors import UserError
 from bert.inference.load import load_for_training
+from bert.interchange import hub
+from bert.interchange.sentence_transformers import names
 from bert.model.pooling import PooledDense, Pooling
 from tests.interchange.hf_folders import CONFIG
 
@@ -121,6 +124,27 @@ def test_a_shared_encoder_is_stored_once(made, tmp_path: Path) -> None:
         np.testing.assert_array_equal(again.embed(TEXTS, prompt=role), both.embed(TEXTS, prompt=role))
     again.save(tmp_path / "again")
     assert len(list((tmp_path / "again").rglob("tokenizer.json"))) == 1
+
+
+def test_settings_of_documents_are_not_read_for_queries(both: bert.Pretrained, tmp_path: Path) -> None:
+    """The encoder of documents is in the root folder, like the settings that older versions share."""
+    queries = both.for_role("query")
+    unlimited = dataclasses.replace(queries.pooling_or_default, max_length=None, lowercase=False)
+    both.replace(query_model=queries.replace(pooling=unlimited)).save(tmp_path / "out")
+    assert bert.load(tmp_path / "out").for_role("query").pooling == unlimited
+
+
+def test_the_files_of_both_models_are_fetched_from_the_hub(folder: Path) -> None:
+    """Our folder, and paths of published ones."""
+    files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    files -= {"README.md", *(f"query/{name}" for name in ("README.md", "modules.json", names.PROMPTS))}  # not read
+    files |= {
+        f"query_0_SparseStaticEmbedding/{name}" for name in ("config.json", "model.safetensors", "tokenizer.json")
+    }
+    files |= {"document_1_SpladePooling/config.json", "0_StaticEmbedding/tokenizer.json", "2_Asym/config.json"}
+    files |= {"0_StaticEmbedding/model.safetensors", "2_Asym/140_Dense/model.safetensors"}
+    patterns = [*hub.SETTINGS, *hub.WEIGHTS]
+    assert {file for file in files if any(fnmatch(file, pattern) for pattern in patterns)} == files
 
 
 def test_a_router_of_older_versions(folder: Path) -> None:
