@@ -99,7 +99,8 @@ class Pretrained(ModelBundle):
     def apply(self, *inputs: Any, **named: Any) -> Any:
         """Calls ``module.apply`` with `params`. The inputs are arrays, for example the result of `tokenize`."""
         require_no_fork()
-        return self.module.apply({"params": self._device_params}, *inputs, **named)
+        params = self._device_params["bert"] if self.architecture == "Bert" else self._device_params
+        return self.module.apply({"params": params}, *inputs, **named)
 
     def tokenize(self, texts: str | Sequence[Text], max_length: int | None = None) -> dict[str, np.ndarray]:
         """Returns rows padded to the longest one, as arguments for `apply`: [B, T] int32 each.

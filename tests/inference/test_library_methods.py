@@ -88,6 +88,8 @@ def test_rows_and_outputs_are_those_of_encode(finetuned: Path) -> None:
     encoder = model.apply(**rows, method=encode)
     np.testing.assert_allclose(encoder.pooled_output, model.encode(TEXTS).pooled_output, atol=1e-5)
     assert jnp.isfinite(encoder.last_hidden_state).all()
+    alone = model.replace(architecture="Bert", task=None, params={"bert": model.params["bert"]})
+    np.testing.assert_allclose(alone.apply(**rows).pooled_output, encoder.pooled_output, atol=1e-6)
 
 
 @pytest.mark.medium

@@ -353,7 +353,7 @@ def test_a_head_is_needed_for_token_distributions_alone() -> None:
 def test_a_teacher_is_an_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(bert.UserError, match="teacher reads text from"):
         check_student(config_of(), teacher_of(dataclasses.replace(WIDE, causal=True)))
-    monkeypatch.setattr(distillation, "load", lambda *_: SimpleNamespace(architecture=ENCODER_DECODER))
+    monkeypatch.setattr(distillation, "load_for_training", lambda *_: SimpleNamespace(architecture=ENCODER_DECODER))
     with pytest.raises(bert.UserError, match="the teacher translator is an encoder-decoder"):
         load_teacher(DistillationConfig(teacher="translator"), print)
 
