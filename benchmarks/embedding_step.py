@@ -5,7 +5,7 @@
 MODEL and DATA are those of `retrieval.py`. The steps are those of `bert finetune --config embedding`. Prints the tokens
 computed for each token of the texts, in groups of similar lengths (`bert.data.batching.LengthGroups`) and padded in one
 piece; the median seconds of a step; its floating-point operations per second (6 per parameter of a layer and token, and
-attention); and those of the fastest of two products, as wide as the model's feed-forward and square.
+attention); and the rate of the faster one of two products, as wide as the model's feed-forward and square.
 """
 
 from __future__ import annotations

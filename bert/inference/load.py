@@ -33,11 +33,12 @@ from bert.interchange.names import ARCHITECTURES_WITH_LABELS
 from bert.interchange.readers import google, hf
 from bert.interchange.readers.peft import is_adapter, tokenizer_folder
 from bert.interchange.sentence_transformers.reader import encoder_folder, find_router, is_static
-from bert.interchange.sentence_transformers.routes import DOCUMENT, Route
+from bert.interchange.sentence_transformers.routes import DOCUMENT
 from bert.interchange.stored_params import StoredParams
 from bert.interchange.task_adapters import TASKS
 from bert.interchange.tensor_files import weight_files
 from bert.interchange.weights_records import WeightsRecord, content_key, read_record, write_record
+from bert.model.late_interaction import Role
 from bert.model.names import ARCHITECTURE_OF_KIND, ENCODER_DECODER, PROJECTIONS, pretraining_architecture
 from bert.model.parameters import Params
 from bert.model.pooling import find_activation
@@ -180,7 +181,7 @@ def load_for_training(source: str | os.PathLike[str], log: Callable[[str], None]
 
 
 def _load_for_graph(
-    folder: Path, name: str, step: int | None, log: Callable[[str], None], route: Route = DOCUMENT
+    folder: Path, name: str, step: int | None, log: Callable[[str], None], route: Role = DOCUMENT
 ) -> Pretrained:
     """Loads a model for ONNX Runtime. Its weights are read on first use if there is a record of them."""
     is_run = _is_run(folder)
@@ -212,7 +213,7 @@ def _check_graph(model: Pretrained) -> None:
     check_exportable(model)
 
 
-def _published_weights(folder: Path, route: Route) -> list[Path]:
+def _published_weights(folder: Path, route: Role) -> list[Path]:
     """Returns the files on which the parameters of a Hugging Face folder depend; [] for tables and other folders.
 
     Of a model with adapters of tasks it returns [], because adapters are added to weights that were read.
@@ -322,7 +323,7 @@ def _load_published(
     log: Callable[[str], None],
     known: WeightsRecord | None = None,
     adapter: Path | None = None,
-    route: Route = DOCUMENT,
+    route: Role = DOCUMENT,
 ) -> Pretrained:
     if hf.is_hf_folder(folder):
         read = hf.read_hf_model(folder, log, adapter, known, route)

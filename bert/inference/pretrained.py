@@ -7,29 +7,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from bert.config import Decoding, TaskDataConfig
 from bert.config.model import LongTextMode
-from bert.data.encoding import row_template, tokenize
+from bert.data.encoding import tokenize
 from bert.data.inputs import Text, as_list, as_text_or_pair, check_count
-from bert.data.long_texts import CutTexts, LongTexts, encode_texts, with_long_texts
+from bert.data.long_texts import CutTexts, with_long_texts
 from bert.data.rows import QueryDocumentRows, Rows, SourceTargetRows, TokenRows
 from bert.data.windows import WindowedRows
 from bert.errors import LOGGER, UserError, on_one_line
-from bert.inference import evaluation, export, scoring
+from bert.inference import embeddings, evaluation, export, mining, scoring
 from bert.inference import generate as generation
 from bert.inference import search as retrieval
-from bert.inference.forward import BUCKETS, BatchedForward, EncodeOutput
-from bert.inference.late_interaction import require_whole_texts, rows_of_texts
+from bert.inference.forward import BUCKETS, BatchedForward
 from bert.inference.table import TableForward
 from bert.interchange.bundle import ModelBundle
-from bert.interchange.task_adapters import TASK_OF_PROMPT, find_task
 from bert.model.names import ENCODER_DECODER
 from bert.model.parameters import Params, num_parameters
-from bert.model.pooling import Pooling
 from bert.parallel.devices import require_no_fork
 from bert.tasks.base import Outputs, Task
 from bert.tasks.question_answering import ANSWER_SETTINGS
@@ -39,9 +36,6 @@ if TYPE_CHECKING:
     from bert.inference.compiled import CompiledForward
     from bert.inference.generators import SequenceGenerator, TextGenerator
     from bert.inference.text_scorer import TextScorer
-
-PromptName = Literal["query", "document"]
-"""Role of a text in retrieval."""
 
 LABELS_SHOWN = 8
 """Maximum number of labels in the summary of a model."""
@@ -166,109 +160,9 @@ class Pretrained(ModelBundle):
 
     # Embeddings and search.
 
-    def encode(self, texts: str | Sequence[Text], batch_size: int = 32) -> EncodeOutput:
-        """Returns the hidden states of texts, or of pairs of texts as tuples. Texts that are too long are truncated.
-
-        A string is a batch of one text (B = 1). A sentence-transformers folder may configure a shorter maximum length
-        or lower-casing. No prompt is prepended. For many texts, `embed` is faster and needs less memory.
-
-        Raises:
-            UserError: an input is not a text or a pair of texts, or ``batch_size`` is below 1.
-        """
-        rows, pooling = self._texts_to_pool(texts)
-        if pooling.has_token_vectors:
-            return self._forward.encode_all(rows_of_texts(self, rows), pooling, batch_size)
-        return self._forward.encode_all(self._features(rows, pooling.max_length), pooling, batch_size)
-
-    def embed(
-        self,
-        texts: str | Sequence[Text],
-        batch_size: int = 32,
-        prompt: PromptName | None = None,
-        *,
-        task: str | None = None,
-        long_texts: LongTextMode | None = None,
-    ) -> Any:
-        """Returns the embeddings of texts, an array [B, E] float32, or [E] for a string.
-
-        A model of late interaction has an embedding per token. It returns a list of arrays [T_i, E], one per text.
-
-        At most two batches of hidden states are in memory at a time. Many short texts are packed into shared rows, in
-        which each text attends only to itself, to avoid padding.
-
-        A folder with a Router has a separate model for queries, which embeds the texts with the prompt ``query``.
-
-        Args:
-            texts: texts, or pairs of texts as tuples.
-            batch_size: number of texts per batch.
-            prompt: ``query`` or ``document`` to prepend the model's prompt of that name, if it has one; None for its
-                default prompt, if it declares one, and its ``default_route``. A model with adapters uses its adapters
-                for ``retrieval.query`` and ``retrieval.passage``.
-            task: name of a task, whose adapter and prompt are used (see `for_task`); None for the model's own weights.
-            long_texts: how texts that are too long are read, as ``data.long_texts``; None: as in training, or cut for a
-                model that does not declare it.
-
-        Raises:
-            UserError: see `encode`; also if ``prompt``, ``task`` or ``long_texts`` has another value, or if both
-                ``prompt`` and ``task`` are given.
-        """
-        if isinstance(texts, str):
-            return self.embed([texts], batch_size, prompt, task=task, long_texts=long_texts)[0]
-        if prompt not in (None, *get_args(PromptName)):
-            raise UserError(f"prompt is {prompt!r}: pass {' or '.join(get_args(PromptName))}, or None for none")
-        if task is not None and prompt is not None:
-            raise UserError(f"prompt is {prompt!r}, but the task {task} has its own prompt: remove one of them")
-        if task is None and (task_of_prompt := TASK_OF_PROMPT.get(prompt or "")) in self.task_adapters:
-            task = task_of_prompt
-        if task is not None:
-            return self.for_task(task).embed(texts, batch_size, long_texts=long_texts)
-        if (model := self.for_role(prompt)) is not self:
-            return model.embed(texts, batch_size, prompt, long_texts=long_texts)
-        texts, pooling, skipped = as_list(texts), self.pooling_or_default, None
-        if start := getattr(pooling, f"{prompt or 'default'}_prompt"):
-            if not pooling.include_prompt:
-                # Like sentence-transformers, count the tokens of the prompt without the special token at its end.
-                [prefix], _ = self._texts_to_pool([start])
-                prefix_ids = self._features([prefix], pooling.max_length).ids
-                count = len(prefix_ids) - bool(row_template(self.tokenizer, pair=False).suffix)
-                skipped = np.array([count * isinstance(text, str) for text in texts], int)
-            texts = [start + text if isinstance(text, str) else text for text in texts]
-        rows, pooling = self._texts_to_pool(texts)
-        data = with_long_texts(self.data, long_texts)
-        if pooling.has_token_vectors:
-            require_whole_texts(self, data.long_texts)
-            return self._forward.embed_tokens(rows_of_texts(self, rows, prompt), pooling, batch_size)
-        settings = LongTexts.of(data)._replace(max_length=self.longest_text)
-        return self._forward.embed(encode_texts(self.tokenizer, rows, settings), pooling, batch_size, skipped)
-
-    def for_task(self, task: str) -> Pretrained:
-        """Returns the model with the adapter of a task added to its weights, and the task's prompt as default prompt.
-
-        The model of the last task is kept, with its weights on the device.
-
-        Args:
-            task: one of ``task_adapters``, such as ``retrieval.query`` of Jina embeddings v3.
-
-        Raises:
-            UserError: the model has no such adapter.
-        """
-        name, kept = find_task(self.task_adapters, task, self.source), self._of_last_task
-        if (model := kept.get(name)) is not None:
-            return model
-        kept.clear()  # frees its weights before others are made
-        on_device, adapter = self.graph is None and self.engine == "jax", self.task_adapters[name]
-        if on_device:
-            import jax
-
-            params = adapter.merge(self.params, self.config, jax.device_put)
-        else:
-            params = adapter.merge(self.params, self.config)
-        pooling = dataclasses.replace(self.pooling_or_default, default_prompt=adapter.prompt)
-        model = self.replace(params=params, pooling=pooling, task_adapters={})
-        if on_device:
-            model.__dict__["_compiled"] = self._programs.with_params(model._device_params)
-        kept[name] = model
-        return model
+    encode = embeddings.encode
+    embed = embeddings.embed
+    for_task = embeddings.for_task
 
     @cached_property
     def _of_last_task(self) -> dict[str, Pretrained]:
@@ -279,7 +173,7 @@ class Pretrained(ModelBundle):
     search = retrieval.search
     rank = retrieval.rank
     require_pair_scores = retrieval.require_pair_scores
-    mine_negatives = retrieval.mine_negatives
+    mine_negatives = mining.mine_negatives
 
     # The fine-tuned task.
 
@@ -512,13 +406,6 @@ class Pretrained(ModelBundle):
         return TextScorer(self.config, self._device_params, self.tokenizer, self._jax_dtype)
 
     def _features(self, texts: Sequence[Text], max_length: int | None = None) -> TokenRows:
+        """Encodes texts as rows of at most ``max_length`` tokens, or of the model's number of positions."""
         positions = self.config.max_position_embeddings
         return tokenize(self.tokenizer, list(texts), min(positions, max_length or positions))
-
-    def _texts_to_pool(self, inputs: str | Sequence[Text]) -> tuple[list[Text], Pooling]:
-        """Returns the texts as the model of embeddings reads them, and its pooling."""
-        texts = [as_text_or_pair(text, index) for index, text in enumerate(as_list(inputs), 1)]
-        pooling = self.pooling_or_default
-        if pooling.lowercase:
-            texts = [text.lower() if isinstance(text, str) else (text[0].lower(), text[1].lower()) for text in texts]
-        return texts, pooling

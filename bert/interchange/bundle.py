@@ -15,8 +15,9 @@ from bert.config.model import LongTextMode, PairTruncation
 from bert.data.long_texts import LongTexts
 from bert.errors import UserError, on_one_line, shorten
 from bert.interchange.names import ARCHITECTURES_WITH_LABELS
-from bert.interchange.sentence_transformers.routes import DOCUMENT, Route
+from bert.interchange.sentence_transformers.routes import DOCUMENT
 from bert.interchange.stored_params import ParamsField, StoredParams
+from bert.model.late_interaction import Role
 from bert.model.parameters import Params, params_checksum
 from bert.model.pooling import Pooling
 
@@ -72,7 +73,7 @@ class ModelBundle:
     pooling: Pooling | None = None
     task_adapters: Mapping[str, Any] = field(default_factory=dict)
     query_model: ModelBundle | None = None
-    default_route: Route | None = DOCUMENT
+    default_route: Role | None = DOCUMENT
     target_tokenizer: Tokenizer | None = None
     decoding: Decoding | None = None
     source: str = ""
@@ -84,7 +85,7 @@ class ModelBundle:
         fields = {field.name: vars(self)[field.name] for field in dataclasses.fields(self)}
         return type(self)(**{**fields, **changes})
 
-    def for_role(self, role: Route | None) -> Self:
+    def for_role(self, role: Role | None) -> Self:
         """Returns the model for texts of a role, or without a role: ``query_model``, or this model for documents.
 
         Raises:

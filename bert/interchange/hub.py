@@ -12,7 +12,8 @@ from bert.errors import LOGGER, UserError, first_line
 from bert.interchange.generation_files import GENERATION_CONFIG, TARGET_TOKENIZER
 from bert.interchange.sentence_transformers.late_interaction import STANFORD_METADATA
 from bert.interchange.sentence_transformers.names import MULTI_VECTOR_MASK, PROMPTS, TEXT_SETTINGS
-from bert.interchange.sentence_transformers.routes import ROUTER_CONFIG, Route
+from bert.interchange.sentence_transformers.routes import ROUTER_CONFIG
+from bert.model.late_interaction import Role
 from bert.tokenizer.sentencepiece import FILES as SENTENCEPIECE_FILES
 
 _NAMES = [
@@ -37,7 +38,7 @@ _PICKLES = ["pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-
 
 def _with_subfolders(names: list[str]) -> list[str]:
     """Adds the paths next to the other files, and in the subfolders of encoders of sentence-transformers."""
-    places = ("", "0_Transformer/", "0_StaticEmbedding/", *(f"{route}*/" for route in get_args(Route)))
+    places = ("", "0_Transformer/", "0_StaticEmbedding/", *(f"{route}*/" for route in get_args(Role)))
     return [f"{place}{name}" for place in places for name in names]
 
 

@@ -233,16 +233,9 @@ class Attention(nn.Module):
         block, (rows, length, *_) = require(mask.block, "the size of a block"), query.shape
         query = split_queries(query, block)
         key, value = (self._keys_of_blocks(x, mask) for x in (key, value))
-        softcap = self.config.attention_softcap
-        if self.kernel != "written":
-            mixed = fused_attention(query, key, value, mask, self.kernel, softcap)
-        else:
-            if dropout is not None:
-                dropout = dropout.split_rows(query.shape[0] // rows)
-            rate = self.config.attention_probs_dropout_prob
-            mixed, _ = dot_product_attention(
-                query, key, value, mask.pairs, mask.bias, dropout=dropout, dropout_rate=rate, softcap=softcap
-            )
+        if dropout is not None:
+            dropout = dropout.split_rows(query.shape[0] // rows)
+        mixed, _ = self._attend(query, key, value, mask.replace(block=None), dropout)
         return mixed.reshape(rows, -1, *mixed.shape[2:])[:, :length]
 
     def _keys_of_blocks(self, x: Float[Array, "B T M H"], mask: Mask) -> Float[Array, "blocks keys M H"]:

@@ -256,7 +256,7 @@ def test_every_token_of_a_long_text_is_scored_once_with_the_context_that_the_str
 
 @pytest.mark.medium
 def test_capped_logits_are_generated_and_scored(capped: Pretrained, model: Pretrained) -> None:
-    """A cap keeps the likeliest token, so scores and samples show it."""
+    """A cap keeps the most likely token, so scores and samples show it."""
     [free], [answer] = (one.generate(["the"], max_tokens=5, details=True) for one in (model, capped))
     ids, score = ids_of("the"), 0.0
     for token in [*answer.token_ids, *([END] if answer.ended else [])]:

@@ -141,6 +141,22 @@ def test_projections_that_files_join_head_by_head_are_rejected(tmp_path: Path) -
         export(dataclasses.replace(base, params=params), tmp_path / "adapter", lambda text: None, adapters)
 
 
+def assert_reads_adapter(adapted: Any, folder: Path) -> None:
+    """Compares the logits of PEFT's model of the folder ``base`` with `bert.load`, with and without its adapter."""
+    adapted.save_pretrained(folder / "adapter")
+    ids = np.random.default_rng(1).integers(5, 400, (4, 20))
+    batch = {"input_ids": ids, "token_type_ids": np.zeros_like(ids), "attention_mask": np.ones_like(ids)}
+    with torch.no_grad():
+        expected = adapted(input_ids=torch.tensor(ids), attention_mask=torch.ones(4, 20)).logits.numpy()
+    model, base = bert.load(folder / "base", adapter=folder / "adapter"), bert.load(folder / "base")
+    ours, unchanged = (
+        np.asarray(build_module(each).apply({"params": each.params}, *(batch[name] for name in ARGUMENTS)))
+        for each in (model, base)
+    )
+    np.testing.assert_allclose(ours, expected, atol=2e-4)
+    assert np.abs(unchanged - ours).max() > 0.01
+
+
 @pytest.mark.parametrize("module", ["in_proj", "pos_q_proj"])
 def test_an_adapter_of_a_deberta_is_read(module: str, tmp_path: Path) -> None:
     peft = pytest.importorskip("peft", reason="peft is not installed")
@@ -148,18 +164,7 @@ def test_an_adapter_of_a_deberta_is_read(module: str, tmp_path: Path) -> None:
     reference = drawn(tmp_path / "base", "BertForTokenClassification", case.family.model_type, **case.settings)
     config = peft.LoraConfig(r=4, target_modules=[module], task_type="TOKEN_CLS", init_lora_weights=False)
     adapted = peft.get_peft_model(reference, config).eval()
-    adapted.save_pretrained(tmp_path / "adapter")
-    ids = np.random.default_rng(1).integers(5, reference.config.vocab_size, (4, 20))
-    batch = {"input_ids": ids, "token_type_ids": np.zeros_like(ids), "attention_mask": np.ones_like(ids)}
-    with torch.no_grad():
-        expected = adapted(input_ids=torch.tensor(ids), attention_mask=torch.ones(4, 20)).logits.numpy()
-    model, base = bert.load(tmp_path / "base", adapter=tmp_path / "adapter"), bert.load(tmp_path / "base")
-    ours, unchanged = (
-        np.asarray(build_module(each).apply({"params": each.params}, *(batch[name] for name in ARGUMENTS)))
-        for each in (model, base)
-    )
-    np.testing.assert_allclose(ours, expected, atol=2e-4)
-    assert np.abs(unchanged - ours).max() > 0.01
+    assert_reads_adapter(adapted, tmp_path)
 
 
 FUSED = {
@@ -178,18 +183,7 @@ def test_an_adapter_of_modules_that_files_fuse_is_read(family: str, tmp_path: Pa
         for name, parameter in adapted.named_parameters():
             if "lora_embedding_" in name:
                 parameter.mul_(0.1)
-    adapted.save_pretrained(tmp_path / "adapter")
-    ids = np.random.default_rng(1).integers(5, 400, (4, 20))
-    batch = {"input_ids": ids, "token_type_ids": np.zeros_like(ids), "attention_mask": np.ones_like(ids)}
-    with torch.no_grad():
-        expected = adapted(input_ids=torch.tensor(ids), attention_mask=torch.ones(4, 20)).logits.numpy()
-    model, base = bert.load(tmp_path / "base", adapter=tmp_path / "adapter"), bert.load(tmp_path / "base")
-    ours, unchanged = (
-        np.asarray(build_module(each).apply({"params": each.params}, *(batch[name] for name in ARGUMENTS)))
-        for each in (model, base)
-    )
-    np.testing.assert_allclose(ours, expected, atol=2e-4)
-    assert np.abs(unchanged - ours).max() > 0.01
+    assert_reads_adapter(adapted, tmp_path)
 
 
 def test_several_adapters_share_the_base_model(shared: Path, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from bert.interchange.readers.peft import is_adapter, read_adapter, tokenizer_fo
 from bert.interchange.sentence_transformers import late_interaction
 from bert.interchange.sentence_transformers.cross_encoder import read_score_activation
 from bert.interchange.sentence_transformers.reader import encoder_folder, fit_to_model, is_static, read_pooling
-from bert.interchange.sentence_transformers.routes import DOCUMENT, Route
+from bert.interchange.sentence_transformers.routes import DOCUMENT
 from bert.interchange.sentence_transformers.static import read_static
 from bert.interchange.stored_params import StoredParams
 from bert.interchange.task_adapters import TaskAdapter, read_task_adapters
@@ -37,6 +37,7 @@ from bert.interchange.tensor_files import FLOATS, read_tensors, weight_files
 from bert.interchange.weights_records import WeightsRecord
 from bert.metrics.tagging_schemes import is_span_tag
 from bert.model import names
+from bert.model.late_interaction import Role
 from bert.model.parameters import Params
 from bert.tokenizer.hf_settings import SETTINGS, read_settings, set_one_token_type
 from bert.tokenizer.library import is_wordpiece, special_ids
@@ -80,7 +81,7 @@ def read_hf_model(
     log: Log,
     adapter_folder: Path | None = None,
     known: WeightsRecord | None = None,
-    route: Route = DOCUMENT,
+    route: Role = DOCUMENT,
 ) -> ModelBundle:
     """Reads a folder. Logs what was read, what was skipped, and which parts are randomly initialized.
 

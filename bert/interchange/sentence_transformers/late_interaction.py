@@ -98,8 +98,11 @@ def read_stanford_metadata(folder: Path, log: Callable[[str], None]) -> dict[str
 
 def read_settings(folder: Path, log: Callable[[str], None]) -> dict[str, Any]:
     """Returns the content of `PROMPTS`, or of `STANFORD_METADATA` in its form; {} without both. Raises UserError."""
-    if is_stanford(folder):
-        return read_stanford_metadata(folder, log)
+    return read_stanford_metadata(folder, log) if is_stanford(folder) else read_prompts(folder)
+
+
+def read_prompts(folder: Path) -> dict[str, Any]:
+    """Returns the content of `PROMPTS`; {} if there is no such file. Raises UserError."""
     return read_json_object(folder / PROMPTS) if (folder / PROMPTS).is_file() else {}
 
 

@@ -25,9 +25,9 @@ from bert.interchange.sentence_transformers.names import (
     TOKEN_EMBEDDINGS,
     TOKEN_TABLE,
 )
-from bert.interchange.sentence_transformers.routes import DOCUMENT, ROUTERS, Route, Router, class_name, read_router
+from bert.interchange.sentence_transformers.routes import DOCUMENT, ROUTERS, Router, class_name, read_router
 from bert.interchange.tensor_files import read_tensors, weight_files
-from bert.model.late_interaction import MAX_SIM, TOKEN_SIMILARITIES, TOKENS
+from bert.model.late_interaction import MAX_SIM, TOKEN_SIMILARITIES, TOKENS, Role
 from bert.model.pooling import (
     ACTIVATIONS,
     CONCATENATED,
@@ -78,7 +78,7 @@ FEATURE_KEYS = ("module_input_name", "module_output_name")
 """Keys of a module's config.json with the names of vectors."""
 
 
-def encoder_folder(folder: Path, route: Route = DOCUMENT) -> Path:
+def encoder_folder(folder: Path, route: Role = DOCUMENT) -> Path:
     """Returns the encoder's folder in a sentence-transformers folder; other folders unchanged. Raises UserError.
 
     Args:
@@ -88,8 +88,8 @@ def encoder_folder(folder: Path, route: Route = DOCUMENT) -> Path:
     return modules[0][1] if modules else folder
 
 
-def is_static(folder: Path, route: Route = DOCUMENT) -> bool:
-    """Whether the first module of a sentence-transformers folder is a table without layers. Raises UserError."""
+def is_static(folder: Path, route: Role = DOCUMENT) -> bool:
+    """Whether the encoder of a sentence-transformers folder is a table without layers. Raises UserError."""
     return any(name in (STATIC_EMBEDDING, TOKEN_TABLE) for name, _ in _modules(folder, route))
 
 
@@ -98,7 +98,7 @@ def find_router(folder: Path) -> Router | None:
     return next((read_router(place) for name, place in _listed_modules(folder) if name in ROUTERS), None)
 
 
-def read_pooling(folder: Path, log: Callable[[str], None], route: Route = DOCUMENT) -> Pooling | None:
+def read_pooling(folder: Path, log: Callable[[str], None], route: Role = DOCUMENT) -> Pooling | None:
     """Reads the modules of a sentence-transformers folder (modules.json), or a folder of Stanford's ColBERT.
 
     Returns:
@@ -110,7 +110,7 @@ def read_pooling(folder: Path, log: Callable[[str], None], route: Route = DOCUME
     modules = _modules(folder, route)
     if not modules:
         return _read_stanford(folder, log) if late_interaction.is_stanford(folder) else None
-    folder_of, content = dict(modules), late_interaction.read_settings(folder, log)
+    folder_of, content = dict(modules), late_interaction.read_prompts(folder)
     is_lexical, is_late = "SpladePooling" in folder_of, late_interaction.is_late(folder_of, content)
     texts_file = _find_text_settings(folder, route)
     length, lowercase = (None, False) if texts_file is None else _text_settings(texts_file, is_lexical, is_late, log)
@@ -142,7 +142,7 @@ def read_pooling(folder: Path, log: Callable[[str], None], route: Route = DOCUME
     )
 
 
-def _find_text_settings(folder: Path, route: Route) -> Path | None:
+def _find_text_settings(folder: Path, route: Role) -> Path | None:
     """Returns the file of `TEXT_SETTINGS` for an encoder; None if there is none, and for tables."""
     if is_static(folder, route):
         return None
@@ -170,7 +170,7 @@ def _read_stanford(folder: Path, log: Callable[[str], None]) -> Pooling:
     )
 
 
-def _modules(folder: Path, route: Route) -> list[tuple[str, Path]]:
+def _modules(folder: Path, route: Role) -> list[tuple[str, Path]]:
     """Returns the modules of a route: a Router in `_listed_modules` is replaced by its own. Raises UserError."""
     modules: list[tuple[str, Path]] = []
     for name, place in _listed_modules(folder):
@@ -180,7 +180,7 @@ def _modules(folder: Path, route: Route) -> list[tuple[str, Path]]:
         else:
             modules.append((name, place))
     module_types = [name for name, _ in modules]
-    is_late = bool(modules) and late_interaction.is_late(module_types, _model_content(folder))
+    is_late = bool(modules) and late_interaction.is_late(module_types, late_interaction.read_prompts(folder))
     if modules and not (LATE_ORDER if is_late else ORDER).fullmatch(" ".join(module_types)):
         order = (
             f"Transformer and Pooling, or {STATIC_EMBEDDING}, then any number of Dense, and Normalize; or with "
@@ -194,11 +194,6 @@ def _modules(folder: Path, route: Route) -> list[tuple[str, Path]]:
     return modules
 
 
-def _model_content(folder: Path) -> dict[str, Any]:
-    """Returns the content of `PROMPTS`; {} if there is no such file."""
-    return read_json_object(folder / PROMPTS) if (folder / PROMPTS).is_file() else {}
-
-
 def _listed_modules(folder: Path) -> list[tuple[str, Path]]:
     """Returns (class, folder) of each module in modules.json; [] for cross-encoders and other folders."""
     file = folder / "modules.json"
@@ -207,7 +202,7 @@ def _listed_modules(folder: Path) -> list[tuple[str, Path]]:
     modules = read_json(file)
     if not isinstance(modules, list) or not modules or not all(isinstance(module, dict) for module in modules):
         raise UserError(f"{file} is not a list of modules: copy it again")
-    if _model_content(folder).get("model_type") == "CrossEncoder":
+    if late_interaction.read_prompts(folder).get("model_type") == "CrossEncoder":
         return []
     return [(class_name(module.get("type", "")), _inside(file, module.get("path", ""))) for module in modules]
 

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 from bert.errors import UserError, quoted, shorten
 from bert.files import read_json, read_json_object
+from bert.model.late_interaction import Role
 
 ROUTERS = ("Router", "Asym")
 ROUTER_CONFIG = "router_config.json"
 """File of a Router. Older versions name it config.json."""
 
-Route = Literal["query", "document"]
-"""Role of a text. The model of documents is a folder's main model."""
-
-DOCUMENT: Route = "document"
+DOCUMENT: Role = "document"
+"""Role of the texts that a folder's main model embeds. Its Router has a route for each role."""
 
 QUERY_FOLDER = "query"
 """Subfolder for the model of queries in a folder that this package writes."""
@@ -32,8 +31,8 @@ class Router(NamedTuple):
     """
 
     file: Path
-    modules: dict[Route, list[tuple[str, str]]]
-    default: Route | None
+    modules: dict[Role, list[tuple[str, str]]]
+    default: Role | None
 
 
 def class_name(qualified: object) -> str:
@@ -56,7 +55,7 @@ def read_router(folder: Path) -> Router:
         for paths in structure.values()
     ):
         raise UserError(f"{file} has no types and structure of routes: copy it again")
-    routes = get_args(Route)
+    routes = get_args(Role)
     if set(structure) != set(routes):
         raise UserError(f"{file} has the routes {quoted(structure)}: use a model with {' and '.join(routes)}")
     if settings.get("route_mappings"):
@@ -73,13 +72,13 @@ def read_router(folder: Path) -> Router:
     return Router(file, modules, default)
 
 
-def write_router(folder: Path, default: Route | None, shares_encoder: bool) -> None:
+def write_router(folder: Path, default: Role | None, shares_encoder: bool) -> None:
     """Replaces the modules of a folder by a Router of its model, for documents, and of the one in `QUERY_FOLDER`.
 
     Args:
         shares_encoder: whether queries use the encoder of documents, and only their own modules after it.
     """
-    listed: dict[Route, list[dict[str, Any]]] = {
+    listed: dict[Role, list[dict[str, Any]]] = {
         "query": read_json(folder / QUERY_FOLDER / "modules.json"),
         "document": read_json(folder / "modules.json"),
     }
