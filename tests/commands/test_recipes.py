@@ -38,7 +38,7 @@ def test_groups_name_recipes_once() -> None:
 
 
 def test_a_terminal_has_no_longer_lines(capsys, monkeypatch) -> None:
-    monkeypatch.setattr("shutil.get_terminal_size", lambda *_: os.terminal_size((80, 24)))
+    monkeypatch.setattr("shutil.get_terminal_size", lambda *_, **__: os.terminal_size((80, 24)))
     assert main([]) == 0
     assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
 
