@@ -18,6 +18,7 @@ COMMANDS = {
     "tokenizer": ("bert.commands.corpus", "train a vocabulary on a corpus, or extend one"),
     "examples": ("bert.commands.corpus", "build the examples of a corpus in advance, and show them"),
     "predict": ("bert.commands.predictions", "predict new inputs with a fine-tuned model"),
+    "embed": ("bert.commands.predictions", "write the embeddings of texts to a file"),
     "mine": ("bert.commands.predictions", "find hard negatives for pairs of a query and its answer"),
     "generate": ("bert.commands.language_models", "continue texts with a language model"),
     "evaluate": (

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bert.commands.cli.arguments import MODEL, CommandParser, add_adapter_option, log_to_stderr, run_command
+from bert.commands.cli.arguments import (
+    MODEL,
+    CommandParser,
+    add_adapter_option,
+    add_task_option,
+    log_to_stderr,
+    run_command,
+)
 from bert.errors import UserError
 from bert.interchange import FORMATS
 from bert.remote import fetch, readable_path, writable_path
@@ -24,6 +31,7 @@ def main(argv: list[str]) -> int:
     parser = CommandParser("bert export", DESCRIPTION)
     parser.add_argument("run", type=readable_path, metavar="RUN", help=MODEL)
     add_adapter_option(parser)
+    add_task_option(parser, "Write the model of one task, with its adapter and its prompt")
     parser.add_argument("out", type=writable_path, metavar="OUT", help="New folder to write.")
     parser.add_argument("--format", choices=FORMATS, default="hf", help="Format to write. (default: hf)")
     lengths = parser.add_mutually_exclusive_group()
@@ -77,6 +85,8 @@ def main(argv: list[str]) -> int:
     model = load(arguments.run, log_to_stderr, adapter=arguments.adapter)
     if arguments.generator:
         model = model.generator
+    if arguments.task is not None:
+        model = model.for_task(arguments.task)
     shape = {"length": arguments.length, "dynamic_length": arguments.dynamic_length}
     quantization = {name: value for name, value in int8.items() if value is not None}
     model.save(arguments.out, arguments.format, print, base=arguments.base, **shape, **quantization)

@@ -1,4 +1,4 @@
-"""Commands that apply a trained model to rows: `bert predict` and `bert mine`."""
+"""Commands that apply a trained model to rows: `bert predict`, `bert embed` and `bert mine`."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from bert.commands.cli.arguments import (
     CommandParser,
     add_adapter_option,
     add_engine_option,
+    add_task_option,
     log_to_stderr,
     run_command,
 )
@@ -28,6 +29,7 @@ from bert.data.long_texts import CutTexts, with_long_texts
 from bert.data.records import read_texts
 from bert.errors import UserError, WarningText
 from bert.files import atomic_directory
+from bert.model.late_interaction import Role
 from bert.remote import fetch, readable_path, writable, writable_path
 
 if TYPE_CHECKING:
@@ -178,6 +180,53 @@ def _answer_inputs(model: Pretrained, task: Task, arguments: Namespace) -> None:
 def _fields(answer: Any) -> dict[str, Any]:
     """Returns the fields of an answer, or of a list of answers."""
     return {"answers": [one._asdict() for one in answer]} if isinstance(answer, list) else answer._asdict()
+
+
+EMBED_DESCRIPTION = """\
+Writes the embeddings of texts as a NumPy array of float32, one row per text, for numpy.load, search and FAISS."""
+
+
+@run_command
+def embed_command(argv: list[str]) -> int:
+    """Runs `bert embed` and returns its exit status."""
+    parser = CommandParser("bert embed", EMBED_DESCRIPTION)
+    parser.add_argument("model", type=readable_path, metavar="MODEL", help=MODEL)
+    add_adapter_option(parser)
+    add_engine_option(parser)
+    parser.add_argument(
+        "input",
+        type=readable_path,
+        metavar="INPUT",
+        help='A text file with one text per line, or the column "text" of a .jsonl, .parquet, .csv or .tsv file.',
+    )
+    parser.add_argument("--output", type=writable_path, metavar="FILE.npy", required=True, help="File to write.")
+    parser.add_argument("--prompt", choices=get_args(Role), help="Embed queries or documents. (default: neither)")
+    add_task_option(parser, "Embed for a task of the model, with its adapter and its prompt")
+    parser.add_argument("--batch_size", type=int, default=32, metavar="N", help="Texts per batch. (default: 32)")
+    parser.add_argument(
+        "--long_texts",
+        choices=get_args(LongTextMode),
+        help="How texts that are too long are read (see data.long_texts). (default: as in training)",
+    )
+    arguments = parser.parse_arguments(argv)
+    if not arguments.output.endswith(".npy"):
+        raise UserError(f"command line: --output {arguments.output} does not end in .npy: name such a file")
+    check_output(arguments.output)
+    texts = read_texts(Path(fetch(arguments.input)), "text")
+
+    import numpy as np
+
+    from bert.inference.load import load
+
+    model = load(arguments.model, log_to_stderr, adapter=arguments.adapter, engine=arguments.engine)
+    if model.pooling_or_default.has_token_vectors:
+        raise UserError(f"{model.source} has an embedding per token, which an array does not hold: use embed in Python")
+    settings = {name: getattr(arguments, name) for name in ("prompt", "task", "long_texts")}
+    vectors = model.embed(texts, arguments.batch_size, **settings)
+    with open_output(arguments.output) as written:
+        np.save(written, vectors)
+    log_to_stderr(f"{arguments.output}: {vectors.shape[0]:,} embeddings of {vectors.shape[1]:,} features")
+    return 0
 
 
 MINE_DESCRIPTION = """\

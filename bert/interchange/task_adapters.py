@@ -105,7 +105,7 @@ def find_task(adapters: Mapping[str, TaskAdapter], task: Any, source: str) -> st
         raise UserError(f"task is {shorten(task)}, but {source} has no adapters of tasks: remove task")
     found = next((name for name in adapters if str(task) in (name, folder_name(name))), None)
     if found is None:
-        raise UserError(f"task is {shorten(task)}: pass one of {', '.join(adapters)}, or None for none")
+        raise UserError(f"task is {shorten(task)}: pass one of {', '.join(adapters)}, or leave it out")
     return found
 
 

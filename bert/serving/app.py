@@ -29,6 +29,8 @@ from tokenizers import Tokenizer
 import bert
 from bert.errors import UserError, first_line
 from bert.inference.pretrained import Pretrained
+from bert.interchange.task_adapters import find_task
+from bert.model.late_interaction import Role
 from bert.serving.batching import BatchQueue, QueueFull
 from bert.tasks.sequence_classification import Label, Labels, Score
 
@@ -52,6 +54,7 @@ class OpenAIEmbeddings(BaseModel):
     input: Text | list[Text]
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = None
+    task: str | None = None
 
 
 class Embed(BaseModel):
@@ -61,6 +64,7 @@ class Embed(BaseModel):
     inputs: Text | list[Text]
     normalize: bool | None = None
     prompt_name: Literal["query", "document"] | None = None
+    task: str | None = None
 
 
 class Rerank(BaseModel):
@@ -187,14 +191,14 @@ def make_app(
 
     @app.post("/v1/embeddings", dependencies=protected)
     async def openai_embeddings(body: OpenAIEmbeddings) -> dict[str, Any]:
-        """Embeds texts, like OpenAI's endpoint."""
+        """Embeds texts, like OpenAI's endpoint. ``task`` names one of the model's adapters, as in Jina's API."""
         entry = find(body.model)
         texts = _as_texts(body.input)
         if body.dimensions is not None and not 1 <= body.dimensions <= entry.model.embedding_size:
             raise HTTPException(422, f"dimensions must be from 1 to {entry.model.embedding_size}")
         if entry.model.pooling_or_default.has_token_vectors:
             raise HTTPException(422, f"{entry.name} has an embedding per token: use /embed")
-        vectors, tokens = await run(entry, ("embed", None), entry.model.embed, texts)
+        vectors, tokens = await run(entry, *_embedding(entry.model, None, body.task), texts)
         vectors = [_shortened(vector, body.dimensions) for vector in vectors]
         encode = _base64 if body.encoding_format == "base64" else _as_list
         data = [{"object": "embedding", "index": i, "embedding": encode(vector)} for i, vector in enumerate(vectors)]
@@ -205,12 +209,12 @@ def make_app(
     async def embed(body: Embed) -> list[list[float]] | list[list[list[float]]]:
         """Embeds texts, like text-embeddings-inference. A model of late interaction returns a list per token."""
         entry = find(body.model)
-        compute = partial(entry.model.embed, prompt=body.prompt_name)
         if body.normalize is False and entry.model.pooling is not None and entry.model.pooling.normalize:
             raise HTTPException(
                 422, "normalize is false, but the model scales its embeddings to length 1: leave it out"
             )
-        vectors, _ = await run(entry, ("embed", body.prompt_name), compute, _as_texts(body.inputs))
+        embedding = _embedding(entry.model, body.prompt_name, body.task)
+        vectors, _ = await run(entry, *embedding, _as_texts(body.inputs))
         return [(_normalized(vector) if body.normalize else vector).tolist() for vector in vectors]
 
     @app.post("/rerank", dependencies=protected)
@@ -258,6 +262,13 @@ async def _run(
         raise HTTPException(429, "too many requests are waiting: try again later", LATER) from None
     except TimeoutError:
         raise HTTPException(503, f"no result within {timeout:g} seconds: try again later", LATER) from None
+
+
+def _embedding(model: Pretrained, prompt: Role | None, task: str | None) -> tuple[Any, Callable[[Sequence[Any]], Any]]:
+    """Returns the key and the function of a batch of embeddings. Raises UserError for a task that the model lacks."""
+    if task is not None:
+        task = find_task(model.task_adapters, task, model.source)
+    return ("embed", prompt, task), partial(model.embed, prompt=prompt, task=task)
 
 
 def _as_texts(given: str | list[str]) -> list[str]:

@@ -56,13 +56,15 @@ def test_unknown_command_is_one_sentence(name, fix):
 
 
 @pytest.mark.parametrize(
-    "name", ["predict", "generate", "evaluate", "export", "attention", "inspect", "compare", "glue-zip", "mine"]
+    "name",
+    ["predict", "embed", "generate", "evaluate", "export", "attention", "inspect", "compare", "glue-zip", "mine"],
 )
 def test_a_missing_argument_is_one_sentence(name, fails):
     error = fails(main, name)
     assert error.startswith("error: command line: the following arguments are required: ")
     assert error.endswith(f": see bert {name} --help\n")
-    assert "--helo" in fails(main, name, *["x"] * 2, *(["--output", "x.png"] if name == "attention" else []), "--helo")
+    output = {"attention": ["--output", "x.png"], "embed": ["--output", "x.npy"]}.get(name, [])
+    assert "--helo" in fails(main, name, *["x"] * 2, *output, "--helo")
 
 
 @pytest.mark.parametrize("name", COMMANDS)

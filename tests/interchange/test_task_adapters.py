@@ -13,6 +13,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import bert
+from bert.commands.export import main as export
+from bert.commands.predictions import embed_command as embed
 from bert.errors import UserError
 from bert.interchange import hub
 from bert.interchange.families import JINA_V3
@@ -201,7 +203,7 @@ def test_one_task_is_kept_and_all_share_their_programs(jina: bert.Pretrained) ->
     [
         (
             {"task": "clustering"},
-            "task is 'clustering': pass one of retrieval.query, retrieval.passage, text-matching, or",
+            "task is 'clustering': pass one of retrieval.query, retrieval.passage, text-matching, or leave",
         ),
         ({"task": 3}, "task is 3: pass one of"),
         ({"task": "retrieval.query", "prompt": "query"}, "prompt is 'query', but the task retrieval.query has its own"),
@@ -215,6 +217,64 @@ def test_an_unknown_task_is_rejected(arguments: dict, match: str, jina: bert.Pre
 def test_a_model_without_adapters_rejects_a_task(made) -> None:
     with pytest.raises(UserError, match="task is 'separation', but made has no adapters of tasks: remove task"):
         made().embed(TEXTS, task="separation")
+
+
+@pytest.mark.medium
+def test_commands_read_and_write_the_model_of_a_task(jina: bert.Pretrained, folder: Path, tmp_path: Path) -> None:
+    texts = [text for text in TEXTS if text]
+    (tmp_path / "texts.txt").write_text("\n".join(texts) + "\n")
+    arguments = [str(folder), str(tmp_path / "texts.txt"), "--output"]
+    for options, expected in (
+        ({"task": "retrieval.query"}, jina.embed(texts, task="retrieval.query")),
+        ({"prompt": "document"}, jina.embed(texts, task="retrieval.passage")),
+        ({}, jina.embed(texts)),
+    ):
+        output = tmp_path / f"{len(options)}{''.join(options)}.npy"
+        embed([*arguments, str(output), *(word for name in options for word in (f"--{name}", options[name]))])
+        np.testing.assert_allclose(np.load(output), expected, atol=1e-5)
+    with pytest.raises(UserError, match="task is 'separation': pass one of "):
+        embed([*arguments, str(tmp_path / "none.npy"), "--task", "separation"])
+    with pytest.raises(UserError, match=r"out.txt does not end in .npy"):
+        embed([*arguments, "out.txt"])
+    export(
+        [str(folder), str(tmp_path / "query"), "--format", "stablehlo", "--length", "8", "--task", "retrieval.query"]
+    )
+    function = jax.export.deserialize(bytearray((tmp_path / "query" / "model.jaxexport").read_bytes()))
+    rows = jina.tokenize([PROMPTS["retrieval.query"] + "a b c"] * 2, max_length=8)
+    inputs = {
+        name: np.pad(rows[name], [(0, 0), (0, 8 - rows[name].shape[1])]) for name in ("input_ids", "attention_mask")
+    }
+    vectors = function.call(load_file(tmp_path / "query" / "model.safetensors"), inputs)["sentence_embedding"]
+    np.testing.assert_allclose(vectors[0], jina.embed("a b c", task="retrieval.query"), atol=1e-5)
+
+
+@pytest.mark.medium
+def test_requests_to_the_server_may_name_a_task(jina: bert.Pretrained, made) -> None:
+    pytest.importorskip("httpx", reason="needs httpx")
+    pytest.importorskip("prometheus_client", reason="needs the extra `serve`")
+    client_module = pytest.importorskip("fastapi.testclient", reason="needs the extra `serve`")
+    from bert.serving.app import make_app
+
+    texts = [text for text in TEXTS if text]
+    with client_module.TestClient(make_app({"jina": jina, "plain": made()})) as client:
+        for task in (None, *TASKS, None):
+            expected = jina.embed(texts, task=task)
+            named = {} if task is None else {"task": task}
+            vectors = client.post("/embed", json={"inputs": texts, **named}).json()
+            np.testing.assert_allclose(vectors, expected, atol=1e-5)
+            data = client.post("/v1/embeddings", json={"input": texts, **named}).json()["data"]
+            np.testing.assert_allclose([each["embedding"] for each in data], expected, atol=1e-5)
+        for path, field in (("/embed", "inputs"), ("/v1/embeddings", "input")):
+            for body, words in (
+                ({"task": "separation"}, "pass one of retrieval.query, retrieval.passage, text-matching"),
+                ({"task": "separation", "model": "plain"}, "has no adapters of tasks: remove task"),
+            ):
+                reply = client.post(path, json={field: "a", **body})
+                assert reply.status_code == 422
+                assert words in reply.json()["error"]["message"]
+        reply = client.post("/embed", json={"inputs": "a", "task": "text-matching", "prompt_name": "query"})
+        assert reply.status_code == 422
+        assert "the task text-matching has its own prompt" in reply.json()["error"]["message"]
 
 
 def damage(file: Path, change: Callable[[dict[str, np.ndarray]], None]) -> None:
@@ -265,7 +325,7 @@ def test_missing_adapters_are_a_warning(folder: Path) -> None:
     model = bert.load(folder, lines.append)
     assert f"{folder} lacks the adapters of text-matching, which config.json declares" in lines
     assert f"read {folder}: the adapters of retrieval.query, retrieval.passage" in lines
-    with pytest.raises(UserError, match=r"'text-matching': pass one of retrieval.query, retrieval.passage, or None"):
+    with pytest.raises(UserError, match=r"'text-matching': pass one of retrieval.query, retrieval.passage, or leave"):
         model.embed(TEXTS, task="text-matching")
     assert "  adapters: retrieval.query, retrieval.passage" in repr(model)
 

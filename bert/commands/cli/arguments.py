@@ -56,6 +56,13 @@ def add_engine_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_task_option(parser: argparse.ArgumentParser, text: str) -> None:
+    """Adds the option for a task of a model with an adapter for each task."""
+    parser.add_argument(
+        "--task", metavar="NAME", help=f"{text}, such as retrieval.query of Jina embeddings v3. (default: none)"
+    )
+
+
 def add_server_options(parser: argparse.ArgumentParser, port: int) -> None:
     """Adds the options for the address of a server."""
     parser.add_argument(
