@@ -16,6 +16,7 @@ from bert.config import ModelConfig, TaskDataConfig
 from bert.inference.pretrained import Pretrained
 from bert.interchange.writers import hf
 from bert.model.decoders import BertForSequenceToSequence
+from bert.model.encoder import Bert
 from bert.model.heads import BertForSequenceClassification
 from bert.model.pooling import Pooling
 from bert.tasks import find_task
@@ -93,6 +94,40 @@ def encoder_decoder(folder: Path) -> Pretrained:
         config=config, params=params, tokenizer=tokenizers[0], target_tokenizer=tokenizers[1],
         architecture="BertForSequenceToSequence", source="made",
     )  # fmt: skip
+
+
+ROTARY = dataclasses.replace(
+    CONFIG, hidden_size=16, num_hidden_layers=2, intermediate_size=24, max_position_embeddings=512, hidden_act="silu",
+    position_embedding_type="rotary", gated_feed_forward=True,
+)  # fmt: skip
+EMBEDDING_RECIPES = {
+    "nomic_embed": dataclasses.replace(
+        ROTARY, query_key_value_bias=False, attention_output_bias=False, intermediate_bias=False, output_bias=False
+    ),
+    "qwen3_embed": dataclasses.replace(
+        ROTARY, type_vocab_size=0, causal=True, num_key_value_heads=1, query_key_norm=True, norm_type="rms",
+        norm_bias=False, use_bias=False, pre_layer_norm=True, embedding_norm=False, prediction_transform=False,
+        prediction_bias=False, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    ),
+}  # fmt: skip
+"""A small model of the family for which a recipe is, by the recipe's name."""
+
+QUESTIONS = [
+    {"query": f"who is {a}", "positive": f"{a} is {b}", "negatives": [f"{b} and {a}"]}
+    for a, b in zip(string.ascii_lowercase, reversed(string.ascii_lowercase), strict=True)
+]
+
+
+def embedding_recipe_run(recipe: str, folder: Path) -> bert.Run:
+    """Three steps of a recipe for embeddings from a published folder of its family."""
+    (model := model_of(folder, Bert(EMBEDDING_RECIPES[recipe]), None)).params.pop("pooler", None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hf, "logits_difference", lambda model, folder: None)  # compared in tests/real
+        dataclasses.replace(model, params={"bert": model.params}).save(folder / "init")
+    overrides = {"training.steps": 3, "training.epochs": None, "training.batch_size": 8, "training.micro_batch_size": 4}
+    return bert.finetune(
+        recipe, init=folder / "init", train=QUESTIONS, output_dir=folder / "run", overrides={**overrides, "seed": 1}
+    )
 
 
 def sentence_encoder(folder: Path) -> Path:

@@ -52,9 +52,10 @@ GROUPS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
             "your own data",
             (
                 *("classification", "multilabel", "regression", "tagging", "span", "embedding", "reranker"),
-                *("summarization", "translation"),
+                *("few_shot", "summarization", "translation"),
             ),
         ),
+        ("published embedding models", ("nomic_embed", "qwen3_embed")),
         ("GLUE", ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli")),
         (
             "other benchmarks",

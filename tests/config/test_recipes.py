@@ -39,7 +39,7 @@ ELECTRA = {"electra_small": 14_196_219, "electra_mini": 4_020_161}
 BASE = ModelConfig(vocab_size=30522, hidden_size=768, num_hidden_layers=12, num_attention_heads=12,
                    intermediate_size=3072)  # fmt: skip
 NARROW = ModelConfig(vocab_size=64, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
-METHODS = {"few_shot": "classification"}
+METHODS = {"few_shot": "classification", "nomic_embed": "embedding", "qwen3_embed": "embedding"}
 """Further recipes of a task, by name."""
 KEY = jax.ShapeDtypeStruct((), jax.random.key(0).dtype)
 LABELS = 3

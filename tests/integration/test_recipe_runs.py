@@ -15,6 +15,7 @@ from bert.config import FinetuneConfig, PretrainConfig, recipe_folder, recipe_na
 from bert.config.yaml_io import load_config
 from tests.conftest import SMALL_MODEL
 from tests.helpers import lines_of, questions, results_of, words
+from tests.tiny_models import EMBEDDING_RECIPES
 
 pytestmark = pytest.mark.slow
 
@@ -248,7 +249,8 @@ def test_ten_steps_of_pretraining(name: str, corpus: Path, pretrained: Path, tmp
     assert len(phases) == len(recipe.phases or [None])
 
 
-@pytest.mark.parametrize("name", recipe_names(for_task=True))
+# Recipes for a family of published models are tested in test_embedding_recipes.py.
+@pytest.mark.parametrize("name", [name for name in recipe_names(for_task=True) if name not in EMBEDDING_RECIPES])
 def test_ten_steps_of_finetuning(name: str, tmp_path: Path) -> None:
     run = tmp_path / "run"
     task = load_config(FinetuneConfig, recipe_folder() / f"{name}.yaml").task

@@ -17,6 +17,7 @@ from bert.config import EmbeddingConfig
 from bert.training.finetuning.ranking_losses import embedding_loss
 from tests.real.family_cases import CASES
 from tests.real.hf_models import drawn, torch, transformers
+from tests.tiny_models import EMBEDDING_RECIPES, embedding_recipe_run
 
 pytestmark = pytest.mark.real
 
@@ -55,6 +56,15 @@ def test_a_trained_folder_gives_the_same_embeddings(pooling: str, library: Any, 
     names = {path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*.json")}
     assert {"modules.json", "1_Pooling/config.json", "sentence_bert_config.json", "config.json"} <= names
     assert json.loads((tmp_path / "out/config.json").read_text())["architectures"] == ["BertModel"]
+
+
+@pytest.mark.parametrize("recipe", EMBEDDING_RECIPES)
+def test_runs_of_published_recipes_have_their_prompts(recipe: str, library: Any, tmp_path: Path) -> None:
+    run = embedding_recipe_run(recipe, tmp_path)
+    run.model.save(tmp_path / "out")
+    theirs = library.SentenceTransformer(str(tmp_path / "out"), device="cpu")
+    for prompt, encode in (("query", theirs.encode_query), ("document", theirs.encode_document), (None, theirs.encode)):
+        np.testing.assert_allclose(run.model.embed(TEXTS, prompt=prompt), encode(TEXTS), atol=1e-5)
 
 
 def test_a_graph_returns_the_same_embeddings(library: Any, shared: Path, tmp_path: Path, monkeypatch: Any) -> None:
