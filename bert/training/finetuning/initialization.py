@@ -208,7 +208,7 @@ def _shared_parts(source: Params) -> str | None:
     """Returns the value of ``share_decoder`` that matches an encoder-decoder's parameters; None for an encoder."""
     if "decoder" in source:
         return "none" if "embeddings" in source["decoder"] else "embeddings"
-    return "all" if any("cross_attention" in layer for layer in source["bert"]["encoder"].values()) else None
+    return "all" if "cross_attention" in source["bert"]["encoder"]["layer_0"] else None
 
 
 def _unshared(config: ModelConfig, source: Params, shared: str, name: str) -> Params:
@@ -244,11 +244,11 @@ def _unshared(config: ModelConfig, source: Params, shared: str, name: str) -> Pa
 
 
 def _without_cross_attention(encoder: Params) -> Params:
-    layers = {
-        layer: {part: tree for part, tree in parts.items() if not part.startswith(CROSS)}
-        for layer, parts in encoder["encoder"].items()
+    stack = {
+        name: {part: tree for part, tree in parts.items() if not part.startswith(CROSS)} if _layer(name) >= 0 else parts
+        for name, parts in encoder["encoder"].items()
     }
-    return {**encoder, "encoder": layers}
+    return {**encoder, "encoder": stack}
 
 
 def _layer(part: str) -> int:

@@ -43,14 +43,15 @@ def taken(share: str, inputs: ModelConfig, **settings) -> dict:
 
 @pytest.mark.parametrize("shared", SHARES)
 @pytest.mark.parametrize("share", SHARES)
-def test_what_is_shared_no_more_is_there_twice(share: str, shared: str) -> None:
-    config = dataclasses.replace(CONFIG, share_decoder=shared)
+@pytest.mark.parametrize("halting", [None, 0.01])
+def test_what_is_shared_no_more_is_there_twice(share: str, shared: str, halting: float | None) -> None:
+    config = dataclasses.replace(CONFIG, share_decoder=shared, halting=halting)
     if SHARES.index(share) > SHARES.index(shared):
         with pytest.raises(UserError, match=rf"share_decoder is {share}, but .* \({shared}\): set it to {shared}"):
             taken(share, config)
         return
     result, params = taken(share, config), traverse_util.flatten_dict(source(config), sep="/")
-    expected = shapes_of(dataclasses.replace(CONFIG, share_decoder=share))
+    expected = shapes_of(dataclasses.replace(config, share_decoder=share))
     assert set(result) == {path for path in expected if not path.startswith("bert/pooler")}
     for path, array in result.items():
         own = params.get(path)
@@ -100,8 +101,10 @@ def test_another_vocabulary_is_refused() -> None:
 
 
 @pytest.mark.parametrize("shared", SHARES)
-def test_the_encoder_alone_is_taken_without_cross_attention(shared: str) -> None:
-    params = taken("none", dataclasses.replace(CONFIG, share_decoder=shared), decoder_init="none")
+@pytest.mark.parametrize("halting", [None, 0.01])
+def test_the_encoder_alone_is_taken_without_cross_attention(shared: str, halting: float | None) -> None:
+    config = dataclasses.replace(CONFIG, share_decoder=shared, halting=halting)
+    params = taken("none", config, decoder_init="none")
     assert not [path for path in params if "cross" in path or not path.startswith("bert/")]
 
 
