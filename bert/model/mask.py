@@ -127,6 +127,7 @@ class Mask(struct.PyTreeNode):
         start: index of the first query among the keys, for decoding with a cache; None for 0.
         global_tokens: tokens to which all queries attend in spite of ``window``; None for none. Their own attention is
             computed separately (`bert.model.multi_head.Attention`).
+        blind: [B, T], true for queries that attend to no key, whose result is zero; None if there are none.
         causal: whether a query attends only to its own position and earlier ones.
         window: maximum distance between query and key (Beltagy et al. 2020, section 3.1); None for no limit.
         right_padded: whether padding in ``keys`` is only at the end of rows. Kernels then use lengths, not booleans.
@@ -144,6 +145,7 @@ class Mask(struct.PyTreeNode):
     positions: Array | None = None
     start: Array | int | None = None
     global_tokens: GlobalTokens | None = None
+    blind: Array | None = None
     causal: bool = struct.field(pytree_node=False, default=False)
     window: int | None = struct.field(pytree_node=False, default=None)
     right_padded: bool = struct.field(pytree_node=False, default=False)
@@ -165,6 +167,17 @@ class Mask(struct.PyTreeNode):
             near = jnp.abs(distances) <= self.window
             conditions.append(near if self.global_tokens is None else near | self.global_tokens.flags[:, None, None, :])
         return functools.reduce(operator.and_, conditions) if conditions else None
+
+    def find_blind(self, num_queries: Length) -> Bool[Array, "B T"] | None:
+        """Returns which queries have only padding in their window, as in padding far from the text; None if unknown.
+
+        PyTorch's attention returns zeros for them, which is the default of transformers. They matter only if hidden
+        states of padding are read, as in queries that late interaction extends by mask tokens.
+        """
+        unknown = (self.start, self.positions, self.global_tokens)
+        if self.window is None or self.keys is None or not self.right_padded or any(x is not None for x in unknown):
+            return None
+        return self.query_positions(num_queries) >= _lengths(self.keys)[:, None] + self.window
 
     def other_segment(self, num_queries: Length) -> Bool[Array, "B T S"] | None:
         """Returns whether a query and a key are in different segments; None without segments."""

@@ -56,6 +56,18 @@ def masks(draw) -> tuple[Mask, np.ndarray, int, int]:
     return mask, expected, queries, keys
 
 
+@given(masks())
+@settings(max_examples=50, deadline=None)
+def test_blind_queries_attend_to_no_key(case) -> None:
+    """Except for rows without a token, which are not read."""
+    mask, _, queries, keys = case
+    mask = mask.replace(pairs=None, examples=None)
+    if (blind := mask.find_blind(queries)) is not None:
+        rows = np.asarray(mask.keys).any(axis=1)
+        expected = ~np.asarray(mask.booleans(queries, keys)).any(axis=(1, 3))
+        np.testing.assert_array_equal(np.asarray(blind)[rows], expected[rows])
+
+
 def attention_by_hand(query, key, value, allowed, bias):
     """Attention in float64 where a query may look somewhere; zeros elsewhere."""
     query, key, value = (np.asarray(x, np.float64) for x in (query, key, value))

@@ -132,8 +132,9 @@ def test_folders_of_sentence_transformers(kind: str, encoder: Path, library: Any
 
 @pytest.mark.parametrize(("family", "notes"), [("modernbert", 3), ("roberta", 2)])
 def test_folders_of_other_families(family: str, notes: int, library: Any, tmp_path: Path) -> None:
+    """Short queries are extended by tokens whose window in ModernBERT's local layers has no token of the query."""
     drawn(tmp_path / "encoder", "Bert", family, **CASES[family].settings)
-    texts = {"query_expansion": {**FIXED, "length": 6}, "document_length": 20, "max_seq_length": 38}
+    texts = {"query_expansion": {**FIXED, "length": 24}, "document_length": 20, "max_seq_length": 38}
     folder = native(tmp_path / "encoder", tmp_path / "theirs", texts=texts, prompts={"query": "find: "})
     assert_equal(folder, tmp_path, library, notes, runs_graph=True)
 

@@ -289,14 +289,6 @@ def fit_to_tokenizer(
                 f"{folder}: queries are extended to {interaction.expanded_length} tokens, but the model reads "
                 f"{positions}: lower the length of query_expansion"
             )
-        if _exceeds_window(interaction, config):
-            log(
-                WarningText(
-                    f"{folder}: queries are extended to {interaction.expanded_length} tokens, beyond the window of "
-                    f"{config.attention_window} of local layers: the last embeddings of short queries differ from "
-                    "PyTorch's"
-                )
-            )
         file = texts / SETTINGS
         if file.is_file() and read_json_object(file).get("padding_side") == "left":
             raise UserError(
@@ -317,14 +309,6 @@ def fit_to_tokenizer(
             "tokens: use an uncased tokenizer"
         )
     return dataclasses.replace(pooling, lowercase=False)
-
-
-def _exceeds_window(interaction: LateInteraction, config: ModelConfig) -> bool:
-    """Returns whether mask tokens may attend to no token: the shortest query has two, one at each end of a text."""
-    window, length = config.attention_window, interaction.expanded_length
-    if window is None or length is None or interaction.attends_to_expansion:
-        return False
-    return length - 2 > window
 
 
 def _describe(pooling: Pooling, config: ModelConfig, folder: Path) -> str:

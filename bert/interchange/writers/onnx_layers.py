@@ -197,6 +197,7 @@ class Context(NamedTuple):
 
     Attributes:
         visible: [B, 1, #T, S] booleans.
+        sighted: [B, 1, T, 1] booleans, false for queries that attend to no key, whose result is zero; None for others.
         padding: [B, S] int32, 0 for padding, if ONNX Runtime's operator computes the attention; None for others.
         rotation: cosine and sine [1, 1, T, R / 2] of rotary positions; None for others.
         bias: [1, N, T, S], added to the scores; None for none.
@@ -206,6 +207,7 @@ class Context(NamedTuple):
     """
 
     visible: str
+    sighted: str | None = None
     padding: str | None = None
     rotation: tuple[str, str] | None = None
     bias: str | None = None
@@ -228,7 +230,8 @@ def _contexts(
     distances = _distances(graph, length) if needs_distances else ""
     if config.causal:
         visible = node("And", visible, node("GreaterOrEqual", distances, graph.integer(0)))
-    shared = Context(visible, graph.cast(inputs["attention_mask"], "INT32") if _is_plain(graph, config) else None)
+    plain_padding = graph.cast(inputs["attention_mask"], "INT32") if _is_plain(graph, config) else None
+    shared = Context(visible, padding=plain_padding)
     if config.is_disentangled:
         shared = _disentangled(graph, config, distances, inputs["input_ids"])._replace(visible=visible)
     elif alibi:
@@ -248,6 +251,9 @@ def _contexts(
             if context.global_tokens is not None:
                 within = node("Or", within, node("Unsqueeze", context.global_tokens[0], graph.constant([1, 2])))
             context = context._replace(visible=node("And", visible, within))
+            if context.global_tokens is None:
+                num_keys = node("ReduceSum", graph.cast(context.visible, "FLOAT"), graph.constant([-1]))
+                context = context._replace(sighted=node("Greater", num_keys, graph.constant(0.0)))
         if config.position_embedding_type == "rotary":
             context = context._replace(rotation=_rotation(graph, config, local, length))
         contexts[local] = context
@@ -386,6 +392,8 @@ def _attention(graph: Graph, config: ModelConfig, x: str, context: Context, path
             products.append(node("Transpose", by_key, perm=SWAPPED))
         bias = node("Add", *products) if len(products) == 2 else products[0]
     mixed = _mix(graph, config, query, key, project(x, "value", BY_HEAD), context.visible, bias)
+    if context.sighted is not None:
+        mixed = node("Where", context.sighted, mixed, graph.constant(0.0))
     if context.global_tokens is not None:
         flags, visible = context.global_tokens
         query = node("Mul", project(x, "global_query", BY_HEAD), scale)

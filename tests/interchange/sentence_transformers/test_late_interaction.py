@@ -16,7 +16,6 @@ from bert.analysis.diagnosis import diagnose
 from bert.analysis.inspection import summarize
 from bert.config import ModelConfig
 from bert.errors import UserError, WarningText
-from bert.interchange.sentence_transformers.late_interaction import fit_to_tokenizer
 from bert.interchange.sentence_transformers.reader import IDENTITY, TANH, read_pooling
 from bert.model.late_interaction import LateInteraction
 from bert.model.pooling import PooledDense, Pooling
@@ -246,18 +245,6 @@ def test_case_of_texts(made, tmp_path: Path) -> None:
     (tmp_path / "out/tokenizer_config.json").write_text(json.dumps(content))
     with pytest.raises(UserError, match="do_lower_case is true, but the tokenizer is cased"):
         bert.load(tmp_path / "out")
-
-
-@pytest.mark.parametrize(("window", "attends", "is_warned"), [(5, False, True), (6, False, False), (5, True, False)])
-def test_mask_tokens_beyond_the_window_are_a_warning(
-    window: int, attends: bool, is_warned: bool, made, tmp_path: Path
-) -> None:
-    interaction = dataclasses.replace(CLASSIC.interaction, attends_to_expansion=attends)
-    pooling = dataclasses.replace(CLASSIC, interaction=interaction)
-    config = dataclasses.replace(CONFIG, attention_window=window)
-    said: list[str] = []
-    fit_to_tokenizer(pooling, made().tokenizer, config, tmp_path, tmp_path, said.append)
-    assert is_warned == any("beyond the window" in line for line in said)
 
 
 MODULES = "sentence_transformers.models."
