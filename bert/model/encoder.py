@@ -343,6 +343,7 @@ class Bert(nn.Module):
         attention_mask: PaddingMask | None = None,
         position_ids: Int[Array, "#B T"] | None = None,
         *,
+        global_attention_mask: PaddingMask | None = None,
         packing: Packing | None = None,
         dropout: Dropout | None = None,
         intermediates: bool = False,
@@ -358,6 +359,7 @@ class Bert(nn.Module):
             attention_mask: [B, T], 1 for a token and 0 for padding, which is at the end of each row; all 1 if None.
             position_ids: [B, T] rows of the position table. If None, the first T rows from ``position_offset`` on.
                 Rotary positions ignore it and use the token order, or the positions of ``mask``.
+            global_attention_mask: [B, T], 1 for a token with global attention, in place of ``global_tokens``.
             packing: the examples of packed rows. It replaces attention_mask and position_ids. There is one pooled
                 output per example, [B, K, D].
             dropout: source of dropout; None in evaluation.
@@ -369,22 +371,38 @@ class Bert(nn.Module):
                 queries (``ModelConfig.has_query_embedding``).
 
         Raises:
-            ValueError: T is larger than ``max_position_embeddings``, or packed rows would have global tokens.
+            ValueError: T is larger than ``max_position_embeddings``, packed rows would have global tokens, or the model
+                has no global attention.
         """
         ids = (input_ids, token_type_ids, position_ids)
         x = self.embeddings(*ids, packing, dropout, num_queries, attention_mask)
         mask = make_mask(self.config, attention_mask, packing) if mask is None else mask
         if token_type_ids is not None and self.config.has_relative_segments:
             mask = mask.replace(segments=token_type_ids)
-        if self.global_tokens is not None and (separator := self.config.global_attention_sep_id) is not None:
-            if packing is not None:
-                raise ValueError("packed rows have no global tokens: pad rows instead, or leave out global_tokens")
-            tokens = GlobalTokens.find(self.global_tokens, input_ids, separator, attention_mask)
-            mask = mask.replace(global_tokens=tokens)
+        tokens = self._find_global_tokens(input_ids, attention_mask, global_attention_mask)
+        if tokens is not None and packing is not None:
+            raise ValueError("packed rows have no global tokens: pad rows instead, or leave out global_tokens")
+        mask = mask if tokens is None else mask.replace(global_tokens=tokens)
         output = self.encoder(x, mask, dropout, intermediates, cache=cache, num_queries=num_queries)
         if not self.add_pooling_layer:
             return output
         return output.replace(pooled_output=self.pool_rows(output.last_hidden_state, attention_mask, packing))
+
+    def _find_global_tokens(
+        self,
+        input_ids: Int[Array, "B T"],
+        attention_mask: PaddingMask | None,
+        global_attention_mask: PaddingMask | None,
+    ) -> GlobalTokens | None:
+        """Returns the tokens with global attention; None for none."""
+        separator = self.config.global_attention_sep_id
+        if global_attention_mask is not None:
+            if separator is None:
+                raise ValueError("the model has no global attention: leave out global_attention_mask")
+            return GlobalTokens.of_mask(global_attention_mask, attention_mask)
+        if self.global_tokens is None or separator is None:
+            return None
+        return GlobalTokens.find(self.global_tokens, input_ids, separator, attention_mask)
 
     def _make_pooler(self) -> nn.Module:
         if self.config.pooler_type == "transform":

@@ -77,6 +77,17 @@ class GlobalTokens(struct.PyTreeNode):
             flags = ~has_ended
         else:
             flags = jnp.concatenate([jnp.zeros_like(has_ended[:, :2]), has_ended], axis=1)[:, : has_ended.shape[1]]
+        return cls._of_flags(flags, kind, attention_mask)
+
+    @classmethod
+    def of_mask(cls, global_attention_mask: PaddingMask, attention_mask: PaddingMask | None) -> GlobalTokens:
+        """Returns the global tokens that a mask selects among the tokens of padded rows."""
+        return cls._of_flags(global_attention_mask.astype(bool), "given", attention_mask)
+
+    @classmethod
+    def _of_flags(
+        cls, flags: Bool[Array, "B T"], kind: GlobalTokenKind, attention_mask: PaddingMask | None
+    ) -> GlobalTokens:
         flags = flags if attention_mask is None else flags & attention_mask.astype(bool)
         return cls(flags, kind, attention_mask)
 

@@ -46,8 +46,10 @@ ARCHITECTURES: dict[str, tuple[str, ...]] = {
 
 ENCODER_DECODER = "BertForSequenceToSequence"
 
-GlobalTokenKind = Literal["first", "before_separator", "after_separator"]
-"""Tokens with global attention: the first one, those before the first separator, or those from two tokens after it."""
+GlobalTokenKind = Literal["first", "before_separator", "after_separator", "given"]
+"""Tokens with global attention: the first one, those before the first separator, those from two tokens after it, or
+those of a ``global_attention_mask``.
+"""
 
 GLOBAL_TOKENS: dict[str, GlobalTokenKind] = {
     "BertForSequenceClassification": "first",

@@ -46,6 +46,27 @@ def initial_params(config: ModelConfig):
     return jax.jit(Bert(config, add_pooling_layer=False).init)(jax.random.key(1), jnp.zeros((1, 9), jnp.int32))
 
 
+@pytest.mark.medium
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("count", [FEW, MANY])
+def test_a_given_mask_has_the_tokens_of_a_kind(kind: str, count: int) -> None:
+    ids, mask = example(kind, count)
+    params, flags = initial_params(CONFIG), GlobalTokens.find(kind, jnp.asarray(ids), SEP, jnp.asarray(mask)).flags
+    given = Bert(CONFIG, add_pooling_layer=False).apply(
+        params, ids, None, mask, global_attention_mask=flags | (mask == 0)
+    )
+    expected = Bert(CONFIG, add_pooling_layer=False, global_tokens=kind).apply(params, ids, None, mask)
+    real = mask.astype(bool)
+    states = given.last_hidden_state[real], expected.last_hidden_state[real]
+    np.testing.assert_allclose(*states, rtol=0, atol=1e-6)
+
+
+def test_a_model_without_global_attention_rejects_a_mask() -> None:
+    config, ids = dataclasses.replace(CONFIG, global_attention_sep_id=None), jnp.zeros((1, 4), jnp.int32)
+    with pytest.raises(ValueError, match="has no global attention"):
+        Bert(config).init(jax.random.key(0), ids, global_attention_mask=ids)
+
+
 def test_global_tokens_of_each_kind_by_hand() -> None:
     ids = jnp.array([[0, 7, SEP, SEP, 8, 9, SEP, 1], [0, SEP, SEP, 8, SEP, 1, 1, 1]])
     mask = jnp.array([[1] * 7 + [0], [1] * 5 + [0] * 3])

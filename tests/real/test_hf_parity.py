@@ -181,6 +181,22 @@ def test_long_rows_of_longformer_are_computed_in_blocks(architecture: str, tmp_p
             np.testing.assert_allclose(mine, other, rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("count", [0, 1, 5, 60])
+def test_a_global_attention_mask_selects_the_same_tokens_of_longformer(count: int, tmp_path: Path) -> None:
+    reference = drawn(tmp_path, "Bert", "longformer", **CASES["longformer"].settings)
+    model = bert.load(tmp_path)
+    batch = long_batch(model, inputs("Bert", False, 1, 2, 1)["input_ids"], 150, 1)
+    rows = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    random = np.random.default_rng(0)
+    flags = np.stack([random.permutation(np.arange(150) < count) for _ in rows["input_ids"]]).astype(np.int32)
+    ours = model.apply(**rows, global_attention_mask=flags)
+    with torch.no_grad():
+        theirs = reference(**{n: torch.tensor(x) for n, x in rows.items()}, global_attention_mask=torch.tensor(flags))
+    real = rows["attention_mask"].astype(bool)
+    states = ours.last_hidden_state[real], theirs.last_hidden_state.numpy()[real]
+    np.testing.assert_allclose(*states, rtol=0, atol=1e-4)
+
+
 def test_longformer_reads_hostile_texts(tmp_path: Path) -> None:
     reference = drawn(tmp_path, "Bert", "longformer", **CASES["longformer"].settings)
     texts = [*HOSTILE, " ".join(HOSTILE)]

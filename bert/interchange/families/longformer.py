@@ -61,8 +61,8 @@ LONGFORMER = dataclasses.replace(
     ROBERTA,
     model_type="longformer",
     title="Longformer",
-    restrictions="Windows that differ by layer are an error. The class selects the global tokens, as transformers does "
-    "without a `global_attention_mask`.",
+    restrictions="Windows that differ by layer are an error. The class selects the global tokens; `model.apply` of an "
+    "encoder also reads a `global_attention_mask`.",
     prefix="longformer",
     classes=class_names("Longformer"),
     names=Names(
