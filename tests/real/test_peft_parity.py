@@ -88,6 +88,10 @@ EXPORTED = [
     ("deberta", "BertForSequenceClassification", ("query", "value")),
     ("modernbert", "BertForTokenClassification", ("query", "value", "output")),  # one module of query, key and value
     ("gpt2", "BertForCausalLM", ("query", "value")),  # transposed weights
+    # Files fuse what the class has as separate modules.
+    ("gte", "BertForSequenceClassification", ("query", "value", "output")),
+    ("jina_embeddings_v3", "BertForSequenceClassification", ("query", "key", "output")),
+    ("nomic_bert", "BertForSequenceClassification", ("value", "output")),
 ]
 
 
@@ -170,6 +174,7 @@ def test_an_adapter_of_a_deberta_is_read(module: str, tmp_path: Path) -> None:
 FUSED = {
     "gte": ["q_proj", "v_proj", "o_proj", "up_proj", "gate_proj", "down_proj"],
     "jina_embeddings_v3": ["q_proj", "k_proj", "o_proj", "fc1", "fc2", "word_embeddings"],
+    "nomic_bert": ["q_proj", "v_proj", "o_proj", "up_proj", "gate_proj", "down_proj"],
 }
 
 

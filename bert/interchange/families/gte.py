@@ -157,6 +157,7 @@ GTE = Family(
     read_config=_read_gte,
     write_config=_write_config,
     locate=_locate_in_gte,
+    attention_modules="gte.layers.{}.self_attn",
     from_files=_from_files,
 )
 """Files have the names of the published models with another prefix, like files that transformers writes."""
@@ -213,5 +214,6 @@ JINA_V3 = Family(
     read_config=_read_jina,
     write_config=_write_config,
     locate=_locate_in_jina,
+    attention_modules="roberta.layers.{}.self_attn",
 )
 """The adapters of its tasks are read by `bert.interchange.task_adapters`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from bert.config import ModelConfig
@@ -50,6 +51,15 @@ PUBLISHED = {
 """Keys of these files with a single supported value."""
 
 
+MODULES = {
+    "self_attn.o_proj": "attn.out_proj",
+    "mlp.up_proj": "mlp.fc11",
+    "mlp.gate_proj": "mlp.fc12",
+    "mlp.down_proj": "mlp.fc2",
+}
+"""Modules of transformers' class, and their names in files."""
+
+
 def _flatten(content: dict[str, Any]) -> dict[str, Any]:
     """Renames the keys of the published models. Raises UserError for settings that transformers lacks."""
     if "n_embd" not in content:
@@ -67,6 +77,15 @@ def _read_config(content: dict[str, Any]) -> dict[str, Any]:
 
 def _write_config(config: ModelConfig, special: SpecialTokenIds) -> dict[str, Any]:
     return {"head_dim": config.head_size, **llama.write_rotary(config)}
+
+
+def _locate(module: str) -> tuple[str, int, int]:
+    """Maps a module of transformers' class to the files."""
+    module = re.sub(r"(?<!encoder\.)\blayers\.(?=\d)", "encoder.layers.", module)
+    for name, stored in MODULES.items():
+        module = module.replace(name, stored)
+    whole, count = re.subn(r"self_attn\.[qkv]_proj$", "attn.Wqkv", module)
+    return (whole, "qkv".index(module[-len("q_proj")]), 3) if count else (module, 0, 1)
 
 
 NOMIC_BERT = Family(
@@ -122,5 +141,7 @@ NOMIC_BERT = Family(
     read_config=_read_config,
     write_config=_write_config,
     flatten=_flatten,
+    locate=_locate,
+    attention_modules="nomic_bert.layers.{}.self_attn",
 )
 """Files have the names of the published models, which transformers maps to its own."""

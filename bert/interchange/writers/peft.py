@@ -6,7 +6,7 @@ import dataclasses
 import json
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,9 @@ PREFIX = "base_model.model."
 """Start of the names of tensors in PEFT's files."""
 
 TASK_TYPES = {architecture: task for task, architecture in reader.TASKS.items()}
+
+PROJECTION = r"bert/encoder/layer_(\d+)/attention/(query|key|value|output)/kernel"
+"""Path of the weights that an adapter changes."""
 
 TOLERANCE = 1e-6
 """Maximum difference between the run's weights and the base model's with the adapters that were read back."""
@@ -92,18 +95,19 @@ def _settings_and_tensors(
     transposed: set[bool] = set()
     stored = published_tensors(to_transformers_compatible(model)).keys()
     for tensor in family.names.tensors(layers[0], model.architecture, layers[1]):
-        name = tensor.name.removeprefix(f"{family.prefix}.") if model.architecture == "Bert" else tensor.name
-        module = name.removesuffix(".weight")
+        prefix = f"{family.prefix}." if model.architecture == "Bert" else ""
+        name = tensor.name.removeprefix(prefix)
         lora = [f"{path.removesuffix('kernel')}{LORA_A}" in trained for path in tensor.paths]
         if any(lora) and name not in stored:
             raise UserError(
-                f"{model.source}: {family.title}'s files have no separate {module}, so PEFT cannot adapt it: export it "
-                "as hf"
+                f"{model.source}: {family.title}'s files have no separate {name.removesuffix('.weight')}, so PEFT "
+                "cannot adapt it: export it as hf"
             )
         if any(lora):
-            down, up = _factors(tensor, trained, arrays, adapters)
-            tensors |= {f"{PREFIX}{module}.lora_A.weight": down, f"{PREFIX}{module}.lora_B.weight": up}
-            ranks[re.sub(r"^.*?\.\d+\.", "", module)] = len(down)
+            for module, part in _modules_of_class(tensor, family, trained):
+                module, (down, up) = module.removeprefix(prefix), _factors(part, trained, arrays, adapters)
+                tensors |= {f"{PREFIX}{module}.lora_A.weight": down, f"{PREFIX}{module}.lora_B.weight": up}
+                ranks[re.sub(r"^.*?\.\d+\.", "", module)] = len(down)
             transposed.add(tensor.transposed)
             written |= {f"{path.removesuffix('kernel')}{side}" for path in tensor.paths for side in (LORA_A, LORA_B)}
         elif any(path in trained for path in tensor.paths):
@@ -129,6 +133,20 @@ def _settings_and_tensors(
         "fan_in_fan_out": transposed == {False},
         "inference_mode": True,
     }, tensors
+
+
+def _modules_of_class(
+    tensor: Tensor, family: Family, trained: Mapping[str, np.ndarray]
+) -> Iterator[tuple[str, Tensor]]:
+    """Yields the adapted modules of transformers' class that a tensor of the file holds, and their part of it."""
+    if family.attention_modules is None:
+        yield tensor.name.removesuffix(".weight"), tensor
+        return
+    for path in tensor.paths:
+        layer, projection = re.fullmatch(PROJECTION, path).groups()  # type: ignore[union-attr]  # all adapters are there
+        if f"{path.removesuffix('kernel')}{LORA_A}" in trained:
+            module = f"{family.attention_modules.format(layer)}.{projection[0]}_proj"
+            yield module, tensor._replace(paths=(path,))
 
 
 def _factors(
