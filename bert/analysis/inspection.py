@@ -20,11 +20,10 @@ from bert.interchange.hub import download, is_hub_name
 from bert.interchange.readers.hf import is_hf_folder, read_hf_settings
 from bert.interchange.readers.peft import is_adapter
 from bert.interchange.sentence_transformers.reader import encoder_folder
-from bert.interchange.shapes import expected_shapes
 from bert.interchange.tensor_files import weight_files
 from bert.model.decoders import BertForSequenceToSequence
 from bert.model.heads import BertForMultipleChoice
-from bert.model.names import ENCODER, part_of, parts_of, pretraining_architecture
+from bert.model.names import pretraining_architecture
 from bert.runs.checkpoint import Checkpointer
 from bert.runs.environment import read_environment
 from bert.runs.folder import KINDS, run_and_step
@@ -66,8 +65,8 @@ def summarize(source: str | Path, length: int | None = None) -> Facts:
         tokenizer, task = load_tokenizer(path), config.task if isinstance(config, FinetuneConfig) else None
         read.append("no checkpoint yet: sizes are from config.yaml")
     elif config is None and _lacks_weights(path):
-        model, architecture, labels, tokenizer = read_hf_settings(path, read.append)
-        step, task, shapes = None, None, _published_parameters(model, architecture, labels)
+        model, architecture, stored, tokenizer = read_hf_settings(path, read.append)
+        step, task, shapes = None, None, {tuple(name.split("/")): shape for name, shape in stored.items()}
         size = 4 * sum(math.prod(shape) for shape in shapes.values())
         read.append(f"needs {size / 1e9:,.2f} GB for its parameters in float32, once its weights are downloaded")
     else:
@@ -97,12 +96,6 @@ def _lacks_weights(folder: Path) -> bool:
     """Whether a folder is a published model without weights, which is described by its config.json alone."""
     is_model = is_hf_folder(folder) and not is_adapter(folder)
     return is_model and not weight_files(encoder_folder(folder))
-
-
-def _published_parameters(model: ModelConfig, architecture: str, num_labels: int) -> Shapes:
-    """Returns the parameter shapes of a published model, which its config.json implies."""
-    shapes, parts = expected_shapes(model, architecture, num_labels), {ENCODER, *parts_of(architecture, model)}
-    return {tuple(path.split("/")): shape for path, shape in shapes.items() if part_of(path) in parts}
 
 
 def _is_single_seed(config: RunConfig) -> bool:

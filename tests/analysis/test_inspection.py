@@ -13,9 +13,11 @@ from bert.analysis.inspection import summarize
 from bert.analysis.memory import batch_shapes
 from bert.commands.reports import inspect_command as main
 from bert.config import DataConfig, ModelConfig, PretrainConfig, TrainingConfig
+from bert.interchange.writers import hf
+from bert.model.pooling import Pooling
 from bert.training.flops import row_sizes
 from bert.training.loop import count_parameters
-from tests.interchange.hf_folders import edit, random_model
+from tests.interchange.hf_folders import EXAMPLES, edit, random_model
 
 
 @pytest.fixture
@@ -115,6 +117,35 @@ def test_a_model_without_weights_is_shown_by_its_config_alone(published, capsys,
     assert any(line.startswith("needs 0.00 GB") for line in facts["read"])
     edit(published, model_type="big_bird")
     assert "model_type is 'big_bird'" in fails(main, str(published))
+
+
+@pytest.mark.parametrize("family", sorted(EXAMPLES.keys() - {"mpnet", "encoder-decoder"}))
+def test_an_encoder_of_each_family_is_shown_by_its_config_alone(family, tmp_path, monkeypatch) -> None:
+    vocabulary = tmp_path / "vocab.txt"
+    vocabulary.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqr"]))
+    monkeypatch.setattr(hf, "logits_difference", lambda model, folder: None)  # compared in tests/real
+    random_model(vocabulary, config=EXAMPLES[family]).save(tmp_path / "hf")
+    expected = summarize(tmp_path / "hf")
+    (tmp_path / "hf" / "model.safetensors").unlink()
+    facts = summarize(tmp_path / "hf")
+    same = ("parameters", "vocabulary", "model")
+    assert {key: facts[key] for key in same} == {key: expected[key] for key in same}
+
+
+def test_the_model_of_queries_is_checked_before_its_weights_are_downloaded(published, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(hf, "logits_difference", lambda model, folder: None)  # compared in tests/real
+    vocabulary = tmp_path / "vocab.txt"
+    sides = [
+        random_model(vocabulary, config=EXAMPLES[family]).replace(pooling=Pooling("mean"))
+        for family in ("bert", "electra")
+    ]
+    sides[0].replace(query_model=sides[1]).save(tmp_path / "router")
+    for file in (tmp_path / "router").rglob("*.safetensors"):
+        file.unlink()
+    assert any("query/config.json: a ElectraModel would" in line for line in summarize(tmp_path / "router")["read"])
+    edit(tmp_path / "router" / "query", model_type="big_bird")
+    with pytest.raises(bert.UserError, match=r"query/config.json: model_type is 'big_bird'"):
+        summarize(tmp_path / "router")
 
 
 def test_a_hub_name_is_inspected_before_its_weights_are_downloaded(published, capsys, monkeypatch) -> None:

@@ -28,11 +28,17 @@ from bert.interchange.names import ARCHITECTURES_WITH_LABELS, check_layers
 from bert.interchange.readers.peft import is_adapter, read_adapter, tokenizer_folder
 from bert.interchange.sentence_transformers import late_interaction
 from bert.interchange.sentence_transformers.cross_encoder import read_score_activation
-from bert.interchange.sentence_transformers.reader import encoder_folder, fit_to_model, is_static, read_pooling
+from bert.interchange.sentence_transformers.reader import (
+    encoder_folder,
+    find_router,
+    fit_to_model,
+    is_static,
+    read_pooling,
+)
 from bert.interchange.sentence_transformers.routes import DOCUMENT
 from bert.interchange.sentence_transformers.static import read_static
 from bert.interchange.stored_params import StoredParams
-from bert.interchange.task_adapters import TaskAdapter, read_task_adapters
+from bert.interchange.task_adapters import TASKS, TaskAdapter, read_task_adapters
 from bert.interchange.tensor_files import FLOATS, read_tensors, weight_files
 from bert.interchange.weights_records import WeightsRecord
 from bert.metrics.tagging_schemes import is_span_tag
@@ -44,6 +50,9 @@ from bert.tokenizer.library import is_wordpiece, special_ids
 from bert.tokenizer.vocabulary import load_tokenizer, require_embedding_rows
 
 Log = Callable[[str], None]
+
+POOLER_MODULE = "bert/pooler"
+"""Pooler, which only the classifiers of some families have."""
 
 ACTIVATIONS = {
     "gelu": "gelu",
@@ -181,15 +190,29 @@ def read_hf_model(
     )
 
 
-def read_hf_settings(folder: Path, log: Log) -> tuple[ModelConfig, str, int, Tokenizer]:
-    """Reads a folder without its weights. Returns configuration, architecture, number of labels and vocabulary.
+def read_hf_settings(folder: Path, log: Log) -> tuple[ModelConfig, str, dict[str, tuple[int, ...]], Tokenizer]:
+    """Reads a folder without its weights. Returns configuration, architecture, shapes of parameters and vocabulary.
 
     Raises UserError like `read_hf_model`, except for the weights.
     """
+    if find_router(folder) is not None:
+        read_pooling(folder, log, "query")
+        queries = encoder_folder(folder, "query")
+        if queries != encoder_folder(folder) and not is_static(folder, "query"):
+            _read_declared(queries, log)
     pooling, root = read_pooling(folder, log), folder
     if is_static(folder):
         raise UserError(f"{folder} has its sizes in its weights, which are not here yet: load it with bert.load first")
     folder = encoder_folder(folder)
+    config, family, architecture, labels = _read_declared(folder, log)
+    tokenizer = _tokenizer(folder, folder, config, family, log)
+    if pooling is not None and pooling.has_token_vectors:
+        late_interaction.fit_to_tokenizer(pooling, tokenizer, config, root, folder, log)
+    return config, architecture, _stored_shapes(config, family, architecture, labels), tokenizer
+
+
+def _read_declared(folder: Path, log: Log) -> tuple[ModelConfig, Family, str, int]:
+    """Returns what config.json declares: configuration, family, architecture and number of labels."""
     file = folder / "config.json"
     if not file.is_file():
         raise UserError(f"{file} does not exist: name a model that has one")
@@ -198,10 +221,23 @@ def read_hf_settings(folder: Path, log: Log) -> tuple[ModelConfig, str, int, Tok
     config = _model_config(content, family, file)
     labels = len(_labels(content, file)) if architecture in ARCHITECTURES_WITH_LABELS else 0
     log(f"{file}: a {family.classes[architecture]} would be read as {architecture}; its weights are not here yet")
-    tokenizer = _tokenizer(folder, folder, config, family, log)
-    if pooling is not None and pooling.has_token_vectors:
-        late_interaction.fit_to_tokenizer(pooling, tokenizer, config, root, folder, log)
-    return config, architecture, labels, tokenizer
+    if tasks := content.get(TASKS):
+        log(f"{file}: adapters of {', '.join(map(str, tasks))}")
+    return config, family, architecture, labels
+
+
+def _stored_shapes(
+    config: ModelConfig, family: Family, architecture: str, num_labels: int
+) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of the parameters that the files of a family hold."""
+    from bert.interchange.shapes import expected_shapes  # imported here because it imports JAX
+
+    parts = {names.ENCODER, *names.parts_of(architecture, config)}
+    pooler = family.names.modules.get(POOLER_MODULE, "")
+    if architecture == "Bert" and not pooler.startswith(f"{family.prefix}."):
+        parts -= {names.POOLER}
+    shapes = expected_shapes(config, architecture, num_labels)
+    return {path: shape for path, shape in shapes.items() if names.part_of(path) in parts}
 
 
 def _to_params(
