@@ -144,11 +144,36 @@ class TaskDistillationConfig:
             check_unused("distillation.", self, "but there is no teacher: remove it, or set distillation.teacher")
 
 
-PoolingMode = Literal["mean", "cls", "max", "lasttoken", "splade"]
+PoolingMode = Literal["mean", "cls", "max", "lasttoken", "splade", "tokens"]
+"""Poolings that are trained."""
 
 LEXICAL_POOLING = "splade"
 """Pooling whose embeddings are weights of the words in the vocabulary."""
-"""Poolings that are trained."""
+
+TOKEN_POOLING = "tokens"
+"""Pooling with a vector per token."""
+
+TOKEN_DIMENSIONS = 128
+"""Default width of the vectors of tokens, as in the paper of ColBERT."""
+
+
+@dataclass(frozen=True)
+class LateInteractionConfig:
+    """Pooling tokens: lengths of queries, and which tokens have a vector. Defaults to the settings of init."""
+
+    query_length: Positive | None = None
+    """Maximum number of tokens of a query. Defaults to the setting of init, or 32. Documents have data.max_length."""
+    expanded_length: NonNegative | None = None
+    """Number of tokens to which shorter queries are extended by mask tokens, which have vectors as well (Khattab and
+    Zaharia 2020, section 3.2). 0: queries are not extended. Defaults to the setting of init, or query_length."""
+    attends_to_expansion: bool | None = None
+    """Let the tokens of a query attend to these mask tokens. Defaults to the setting of init, or false."""
+    expansion_token: str | None = None
+    """Token in place of the mask token. null: the setting of init, or the mask token."""
+    skipped_tokens: list[str] | None = None
+    """Tokens without a vector. []: none. Defaults to the setting of init, or punctuation marks."""
+    skipping_roles: list[Literal["query", "document"]] | None = None
+    """Which texts lack vectors of skipped_tokens. Defaults to the setting of init, or document."""
 
 
 @dataclass(frozen=True)
@@ -162,10 +187,10 @@ class EmbeddingConfig:
     cosines; CoSENT) or cosine (squared error of the cosine, with scores mapped to 0 to 1). For texts with a label:
     same_label (texts of the batch with the same label are positives, all others negatives; SupCon)."""
     temperature: PositiveFloat | None = None
-    """All losses except triplet and cosine: divisor of the cosines, or of the inner products with pooling splade.
-    Defaults to 0.05, with splade to 1."""
+    """All losses except triplet and cosine: divisor of the cosines, or of the scores with pooling splade or tokens.
+    Defaults to 0.05, with splade and tokens to 1."""
     margin: PositiveFloat = 0.2
-    """triplet: minimum difference between the cosines of the positive and a negative."""
+    """triplet: minimum difference between the cosines (tokens: the scores) of the positive and a negative."""
     num_negatives: Positive | None = None
     """Rows with a query: maximum number of negatives per row, the first ones. null: use all. Each adds a text to every
     row of a batch."""
@@ -175,7 +200,14 @@ class EmbeddingConfig:
     pooling: PoolingMode | None = None
     """Pooling of the tokens' hidden states: mean, first token (cls), maximum of each feature (max), or last token
     (lasttoken), for causal models. splade: the maximum of log(1 + relu(logit)) of each vocabulary word in the MLM head
-    (Formal et al. 2021), compared by inner products. Defaults to the setting of init, or mean."""
+    (Formal et al. 2021), compared by inner products. tokens: a vector per token (ColBERT; Khattab and Zaharia 2020);
+    the score is the sum over the query's vectors of their maximum product with the document's. Defaults to the setting
+    of init, or mean."""
+    dimensions: Positive | None = None
+    """tokens: width of the vectors, to which a linear layer projects the hidden states. Defaults to the width of init's
+    projection, or 128."""
+    late_interaction: LateInteractionConfig = field(default_factory=LateInteractionConfig)
+    """vectors of tokens"""
     query_flops_weight: NonNegativeFloat = 5e-5
     """splade: weight of the FLOPS regularizer of queries, the sum over the vocabulary of the squared mean weight of a
     word in a batch (Paria et al. 2020). It grows quadratically over the first third of the steps."""
@@ -183,15 +215,16 @@ class EmbeddingConfig:
     """splade: weight of the FLOPS regularizer of documents, or of the second texts of pairs."""
     normalize: bool | None = None
     """Scale embeddings to length 1. Losses and scores use cosines in any case, except with splade, which is not scaled.
-    Defaults to the setting of init, or true."""
+    Vectors of tokens are always scaled. Defaults to the setting of init, or true."""
     lowercase: bool | None = None
     """Lower-case texts before tokenization. Defaults to the setting of init, or false."""
 
     query_prompt: str | None = None
     """Prefix of queries, or of the first texts of pairs, such as "query: ". Also used by search. Defaults to the
-    setting of init, or no prefix."""
+    setting of init, or no prefix; tokens: [unused0] if the vocabulary has it and [unused1]."""
     document_prompt: str | None = None
-    """Prefix of documents, or of the second texts of pairs. Defaults to the setting of init, or no prefix."""
+    """Prefix of documents, or of the second texts of pairs. Defaults to the setting of init, or no prefix; tokens:
+    [unused1] if the vocabulary has both."""
 
     @property
     def has_scores(self) -> bool:
@@ -204,9 +237,19 @@ class EmbeddingConfig:
         return self.pooling == LEXICAL_POOLING
 
     @property
+    def has_token_vectors(self) -> bool:
+        """Whether a text has a vector per token."""
+        return self.pooling == TOKEN_POOLING
+
+    @property
+    def token_dimensions(self) -> int:
+        """Width of the vectors of tokens."""
+        return self.dimensions or TOKEN_DIMENSIONS
+
+    @property
     def divisor(self) -> float:
         """The temperature with its default."""
-        return self.temperature or (1.0 if self.is_lexical else 0.05)
+        return self.temperature or (1.0 if self.is_lexical or self.has_token_vectors else 0.05)
 
     def check(self) -> None:
         """Raises UserError for values that cannot work."""
@@ -221,6 +264,31 @@ class EmbeddingConfig:
                     raise conflict(self, f"embedding.{key}", "embedding.pooling", "remove it")
             if self.loss == "cosine":
                 raise conflict(self, "embedding.loss", "embedding.pooling", "set the loss to cosent")
+        self._check_token_vectors()
+
+    def _check_token_vectors(self) -> None:
+        """Raises UserError for settings that one vector per token lacks, and for its settings with another pooling."""
+        check_fields("embedding.late_interaction.", self.late_interaction)
+        if self.pooling is not None and not self.has_token_vectors:
+            reason = f"but embedding.pooling is {self.pooling}: remove it, or set the pooling to tokens"
+            check_unused("embedding.", self, reason, ("dimensions",))
+            check_unused("embedding.late_interaction.", self.late_interaction, reason)
+        if not self.has_token_vectors:
+            return
+        for key, is_wrong in (("matryoshka", self.matryoshka), ("normalize", self.normalize is False)):
+            if is_wrong:
+                raise conflict(self, f"embedding.{key}", "embedding.pooling", "remove it")
+        if self.lowercase:
+            raise conflict(self, "embedding.lowercase", "embedding.pooling", "use an uncased tokenizer")
+        if self.loss in ("cosine", "same_label"):
+            fix = "set the loss to in_batch, triplet, margin_mse or cosent, or use another pooling"
+            raise conflict(self, "embedding.loss", "embedding.pooling", fix)
+        length, expanded = self.late_interaction.query_length, self.late_interaction.expanded_length
+        if length is not None and (expanded or 0) > length:
+            raise UserError(
+                f"embedding.late_interaction.expanded_length is {expanded}, but query_length is {length}: use at most "
+                "as many tokens"
+            )
 
     def check_width(self, hidden_size: int) -> None:
         """Raises UserError for a width that is not below the model's."""

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 from bert.config.finetuning import FinetuneConfig
 from bert.config.model import MODEL_KEYS_KEPT_WITH_INIT
+from bert.config.options import LateInteractionConfig
 from bert.config.pretraining import PretrainConfig, phase_configs
 from bert.config.validation import EARLIER_DEFAULTS, PATHS, RENAMED, keys_of
 from bert.config.yaml_io import UserValue, build_config, display_path, dump, parse_yaml, read_text, top_level_keys
@@ -291,6 +292,8 @@ DERIVED_KEYS = (
     "embedding.lowercase",
     "embedding.query_prompt",
     "embedding.document_prompt",
+    "embedding.dimensions",
+    *(f"embedding.late_interaction.{field.name}" for field in dataclasses.fields(LateInteractionConfig)),
     "lora.checksum",
 )
 """Keys that default to null and are determined by the data or the initial model; config.yaml records the value."""

@@ -12,8 +12,11 @@ from typing import Protocol
 import numpy as np
 
 from bert.config import FinetuneConfig
-from bert.data.rows import TOKEN_ARRAYS, Rows, row_sizes
+from bert.data.rows import SCORE_MASK, Rows, row_sizes, token_arrays
 from bert.data.windows import row_shape
+
+MASKS = ("attention_mask", SCORE_MASK)
+"""Arrays of a batch in which one of them is 1 for each token of a sequence."""
 
 USUAL = 0.75
 """Share of batches in which a group fits its minimum length."""
@@ -259,12 +262,14 @@ class LengthGroups:
         Returns:
           The other arrays of the batch, and for each group g of M sequences: input_ids_g, token_type_ids_g,
           attention_mask_g [M, T_g] int32 and sequences_g [M] int32, the numbers s. Sequences that fill a group have the
-          number N.
+          number N. If the batch has score_mask, there is score_mask_g.
         """
-        flat = {name: batch[name].reshape(-1, batch[name].shape[-1]) for name in TOKEN_ARRAYS}
+        flat = {name: batch[name].reshape(-1, batch[name].shape[-1]) for name in token_arrays(batch)}
         lengths = sequence_lengths(batch)
-        flat["attention_mask"] = (np.arange(flat["input_ids"].shape[1]) < lengths[:, None]).astype(np.int32)
-        divided = {name: array for name, array in batch.items() if name not in TOKEN_ARRAYS}
+        is_token = np.arange(flat["input_ids"].shape[1]) < lengths[:, None]
+        flat |= {name: flat[name] * is_token for name in MASKS if name in flat}
+        flat["attention_mask"][:, 0] = 1  # attention needs a token, also in fill rows
+        divided = {name: array for name, array in batch.items() if name not in flat}
         for group, (padded, sequences) in enumerate(self.groups(lengths)):
             copied = np.where(sequences < len(lengths), sequences, sequences[0])
             divided |= {f"{name}_{group}": array[copied, :padded] for name, array in flat.items()}
@@ -297,7 +302,7 @@ def row_lengths(features: Rows, rows: np.ndarray, batch_size: int) -> np.ndarray
 
 def sequence_lengths(batch: dict[str, np.ndarray]) -> np.ndarray:
     """Returns the length of each sequence of a batch [N], 1 for those that only fill a row."""
-    mask = batch["attention_mask"]
+    mask = np.any([batch[name] > 0 for name in MASKS if name in batch], axis=0)
     is_real = np.ones(mask.shape[:-1], bool)
     is_real[batch["weights"] == 0] = False
     if "document_numbers" in batch:

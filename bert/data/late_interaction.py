@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ from tokenizers import Tokenizer
 
 from bert.data.encoding import tokenize
 from bert.data.inputs import Text
-from bert.data.rows import TokenRows
+from bert.data.rows import SCORE_MASK, ChoiceRows, QueryDocumentRows, TokenRows, number_texts
 from bert.errors import UserError
 from bert.model.late_interaction import LateInteraction, Role
 from bert.tokenizer.library import special_ids
@@ -30,9 +31,16 @@ class ScoredRows(TokenRows):
         return bool((self.attended_lengths == self.lengths).all())
 
     def batch(self, rows: np.ndarray, length: int, batch_size: int) -> dict[str, np.ndarray]:
-        """Returns the batch of some rows (see `TokenRows.batch`); attention_mask is 0 for tokens not attended to."""
+        """Returns the batch of some rows (see `TokenRows.batch`), with score_mask [B, T] int32.
+
+        attention_mask is 0 for tokens not attended to.
+        """
         batch = super().batch(rows, length, batch_size)
-        batch["attention_mask"][: len(rows)] &= np.arange(length) < self.attended_lengths[np.asarray(rows), None]
+        is_token, rows = batch["attention_mask"] > 0, np.asarray(rows)
+        batch[SCORE_MASK] = np.zeros_like(batch["attention_mask"])
+        indices = (self.offsets[rows][:, None] + np.arange(length))[is_token[: len(rows)]]
+        batch[SCORE_MASK][is_token] = self.scored[indices]
+        batch["attention_mask"][: len(rows)] &= np.arange(length) < self.attended_lengths[rows, None]
         return batch
 
     def vectors_of(self, row: int, vectors: np.ndarray) -> np.ndarray:
@@ -57,9 +65,8 @@ def tokenize_scored(
     if role == "query" and interaction.expanded_length is not None:
         rows = _expanded(rows, expansion_id(tokenizer, interaction), interaction.expanded_length)
         attended = rows.lengths if interaction.attends_to_expansion else attended
-    skipped = [tokenizer.token_to_id(token) for token in interaction.skipped_tokens]
     skips = (role or "document") in interaction.skipping_roles
-    scored = ~(np.isin(rows.ids, [number for number in skipped if number is not None]) & skips)
+    scored = ~(np.isin(rows.ids, skipped_ids(tokenizer, interaction)) & skips)
     return ScoredRows(
         ids=rows.ids,
         offsets=rows.offsets,
@@ -70,6 +77,42 @@ def tokenize_scored(
         attended_lengths=attended,
         scored=scored,
     )
+
+
+def tokenize_scored_queries(
+    tokenizer: Tokenizer,
+    queries: Sequence[str],
+    documents: Sequence[Sequence[str]],
+    scores: np.ndarray | None,
+    max_length: int,
+    interaction: LateInteraction,
+    has_loss: bool = True,
+) -> QueryDocumentRows:
+    """Encodes queries and their documents like `bert.data.long_texts.tokenize_queries`, with a vector per token.
+
+    Args:
+        max_length: maximum number of tokens of texts whose role has no other maximum.
+    """
+    flat = [text for texts in documents for text in texts]
+    offsets = np.cumsum([0, *map(len, documents)], dtype=np.int64)
+    sides: list[tuple[Role, Sequence[str]]] = [("query", queries), ("document", flat)]
+    rows, others = (
+        tokenize_scored(tokenizer, texts, interaction.max_length(role) or max_length, interaction, role)
+        for role, texts in sides
+    )
+    return QueryDocumentRows(
+        dataclasses.replace(rows, labels=scores),
+        ChoiceRows(others, offsets, None),
+        number_texts(queries),
+        number_texts(flat),
+        has_loss,
+    )
+
+
+def skipped_ids(tokenizer: Tokenizer, interaction: LateInteraction) -> list[int]:
+    """Returns the ids of the tokens without a vector. Tokens that the vocabulary lacks have none."""
+    ids = map(tokenizer.token_to_id, interaction.skipped_tokens)
+    return [number for number in ids if number is not None]
 
 
 def expansion_id(tokenizer: Tokenizer, interaction: LateInteraction) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -13,6 +13,9 @@ from tokenizers import Tokenizer
 
 TOKEN_ARRAYS = ("input_ids", "token_type_ids", "attention_mask")
 """Arrays of a batch with an axis of tokens, the last one."""
+
+SCORE_MASK = "score_mask"
+"""Array of a batch [..., T] in which 1 marks tokens with a vector, in rows with a vector per token."""
 
 IGNORE_INDEX = -1
 """Label of tokens without a label: special tokens, padding, and all tokens of a word but the first."""
@@ -269,7 +272,8 @@ class QueryDocumentRows:
           input_ids, token_type_ids, attention_mask [B, 1 + C, T] int32 of the query and the documents; query_numbers
           [B] and document_numbers [B, C] int32, -1 for documents that only fill a row; labels [B] float32, the scores
           or 0; weights [B] float32, 0 for fill rows. If texts have W windows, the arrays of tokens are
-          [B, 1 + C, W, T], and there is window_mask [B, 1 + C, W] (`WindowedRows.batch`).
+          [B, 1 + C, W, T], and there is window_mask [B, 1 + C, W] (`WindowedRows.batch`). If texts have a vector per
+          token, there is score_mask [B, 1 + C, T].
         """
         rows = np.asarray(rows)
         used = slice(0, len(rows))
@@ -283,8 +287,8 @@ class QueryDocumentRows:
         document_numbers[used][has] = self.document_numbers[indices[has]]
         return {
             **_join_texts(
-                {name: batch[name][:, None] for name in (*TOKEN_ARRAYS, "window_mask") if name in batch},
-                {name: documents[name] for name in (*TOKEN_ARRAYS, "window_mask") if name in documents},
+                {name: batch[name][:, None] for name in (*token_arrays(batch), "window_mask") if name in batch},
+                {name: documents[name] for name in (*token_arrays(documents), "window_mask") if name in documents},
             ),
             "labels": batch["labels"].astype(np.float32),
             "weights": batch["weights"],
@@ -297,8 +301,15 @@ class QueryDocumentRows:
         return self.queries.digest() + self.documents.digest()
 
     def join(self, queries: Sequence[np.ndarray], documents: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Returns the vectors [D] of each row's query and documents, concatenated. Missing documents are zero."""
+        """Returns the vectors [D] of each row's query and documents, concatenated. Missing documents are zero.
+
+        If texts have a vector per token, [T_i, E], it returns arrays [1 + C_i, T, E], padded with zeros.
+        """
         choices = self.documents.choices
+        if len(queries) and np.ndim(queries[0]) == 2:
+            ends = self.documents.offsets
+            pairs = zip(queries, ends[:-1].tolist(), ends[1:].tolist(), strict=True)
+            return [pad_and_stack([query, *documents[start:end]]) for query, start, end in pairs]
         texts = np.zeros((len(self), 1 + choices.max(), np.shape(queries)[-1]), np.float32)
         texts[:, 0] = queries
         texts[:, 1:][np.arange(texts.shape[1] - 1) < choices[:, None]] = documents
@@ -307,7 +318,7 @@ class QueryDocumentRows:
 
 def _join_texts(queries: dict[str, np.ndarray], documents: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Joins the tokens of queries [B, 1, T] and documents [B, C, T], or [B, 1, W, T] and [B, C, W, T] with windows."""
-    sides, names = [queries, documents], list(TOKEN_ARRAYS)
+    sides, names = [queries, documents], list(token_arrays(queries))
     width = max(side["window_mask"].shape[-1] if "window_mask" in side else 0 for side in sides)
     if width:
         sides, names = [_with_windows(side, width) for side in sides], [*names, "window_mask"]
@@ -323,6 +334,11 @@ def _with_windows(texts: dict[str, np.ndarray], width: int) -> dict[str, np.ndar
     wider = {name: array[:, :, np.minimum(np.arange(width), count - 1)] for name, array in texts.items()}
     wider["window_mask"] *= np.arange(width) < count
     return wider
+
+
+def token_arrays(batch: Mapping[str, object]) -> tuple[str, ...]:
+    """Returns the names of the arrays of a batch with an axis of tokens."""
+    return (*TOKEN_ARRAYS, SCORE_MASK) if SCORE_MASK in batch else TOKEN_ARRAYS
 
 
 def number_texts(texts: Sequence[str]) -> np.ndarray:

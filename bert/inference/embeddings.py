@@ -95,7 +95,7 @@ def embed(
     data = with_long_texts(model.data, long_texts)
     if pooling.has_token_vectors:
         _require_whole_texts(model, data.long_texts)
-        return model._forward.embed_tokens(_rows_of_texts(model, rows, prompt), pooling, batch_size)
+        return model._forward.embed(_rows_of_texts(model, rows, prompt), pooling, batch_size)
     settings = LongTexts.of(data)._replace(max_length=model.longest_text)
     return model._forward.embed(encode_texts(model.tokenizer, rows, settings), pooling, batch_size, skipped)
 
@@ -133,7 +133,7 @@ def for_task(model: Any, task: str) -> Any:
 def _rows_of_texts(model: Any, texts: Sequence[Text], role: Role | None = None) -> ScoredRows:
     """Encodes texts as a model (`bert.Pretrained`) reads queries, documents, or texts without a role."""
     interaction = model.pooling_or_default.interaction
-    max_length = min(interaction.max_length(role) or model.longest_text, model.config.max_position_embeddings)
+    max_length = interaction.max_length(role) or model.longest_text
     return tokenize_scored(model.tokenizer, texts, max_length, interaction, role)
 
 

@@ -327,11 +327,6 @@ def labelled_data(model: Any, data: Any, split: str = "dev", columns: Mapping[st
 def task_of(model: Any) -> Task:
     """Returns the model's task; the task of embeddings for a published embedding model. Raises UserError."""
     if model.task is None and model.pooling is not None:
-        if model.pooling.has_token_vectors:
-            raise UserError(
-                f"{model.source} has an embedding per token, which evaluate does not compare: use search, and "
-                "bert.metrics for the scores"
-            )
         return embedding_task(model.source, model.pooling)
     task: Task = model.require_task()
     return task

@@ -155,7 +155,9 @@ def _texts(model: Any, dev: Any) -> list[Any]:
     return texts
 
 
-def _mean_cosine(first: np.ndarray, second: np.ndarray) -> float:
+def _mean_cosine(first: Any, second: Any) -> float:
+    if isinstance(first, list):  # vectors of tokens
+        first, second = np.concatenate(first), np.concatenate(second)
     return float(np.mean(np.sum(retrieval.normalized(first) * retrieval.normalized(second), axis=1)))
 
 
@@ -216,8 +218,6 @@ def save(
     if format not in writers:
         raise UserError(f"format is {format!r}: choose one of {', '.join(writers)}")
     check_head(model)
-    if format in ("stablehlo", "onnx") and model.pooling_or_default.has_token_vectors:
-        raise UserError(f"{model.source} has an embedding per token, which {format} does not express: export it as hf")
     if model.task_adapters and format != "hf":
         warning = f"the adapters of {', '.join(model.task_adapters)} are left out: save the model of for_task(TASK)"
         log(WarningText(warning))

@@ -209,8 +209,8 @@ class BatchedForward(ABC):
         pooling: Pooling,
         batch_size: int,
         skipped: np.ndarray | None = None,
-    ) -> np.ndarray:
-        """Computes the embeddings of rows, [R, E] float32.
+    ) -> Any:
+        """Computes the embeddings of rows, [R, E] float32, or a list of arrays [T_i, E] of their scored tokens.
 
         The embedding of a text with several windows is the mean or maximum of their embeddings, scaled to length 1
         if ``pooling`` normalizes.
@@ -219,6 +219,8 @@ class BatchedForward(ABC):
             skipped: [R] number of leading tokens of each row to leave out of the pooling; None for 0.
         """
         check_count("batch_size", batch_size)
+        if isinstance(features, ScoredRows):
+            return self._embed_tokens(features, pooling, batch_size)
         if isinstance(features, WindowedRows):
             of_windows = None
             if skipped is not None:  # a prompt is in the first window
@@ -244,9 +246,8 @@ class BatchedForward(ABC):
             mask = (np.arange(states.shape[1]) < features.lengths[rows, None]).astype(np.int32)
             yield rows, pooling(states, mask, None if skipped is None else skipped[rows])
 
-    def embed_tokens(self, features: ScoredRows, pooling: Pooling, batch_size: int) -> list[np.ndarray]:
+    def _embed_tokens(self, features: ScoredRows, pooling: Pooling, batch_size: int) -> list[np.ndarray]:
         """Computes the embeddings of the scored tokens of each row, R arrays [T_i, E] float32."""
-        check_count("batch_size", batch_size)
         embeddings = [np.zeros((0, pooling.embedding_size(self._config)), np.float32)] * len(features)
         for rows, vectors in self._embed_rows(features, pooling, batch_size, None):
             check_finite(np.repeat(features.input_numbers[rows], features.lengths[rows]), vectors)
@@ -256,7 +257,7 @@ class BatchedForward(ABC):
         return embeddings
 
     def embed_groups(self, groups: QueryDocumentRows, pooling: Pooling, batch_size: int) -> Outputs:
-        """Computes the concatenated embeddings of each row's query and documents. Missing documents are zero."""
+        """Computes the embeddings of each row's query and documents, joined (`QueryDocumentRows.join`)."""
         return outputs_of_texts(groups, lambda rows: list(self.embed(rows, pooling, batch_size)), pooling.normalize)
 
     def encode_all(self, features: TokenRows | ScoredRows, pooling: Pooling, batch_size: int) -> EncodeOutput:
@@ -265,9 +266,7 @@ class BatchedForward(ABC):
         hidden = np.zeros((count, max_length, width), np.float32)
         pooled = np.zeros((count, width), np.float32)
         embeddings: Any = np.zeros((count, pooling.embedding_size(self._config)), np.float32)
-        if isinstance(features, ScoredRows):
-            embeddings = self.embed_tokens(features, pooling, batch_size)
-        elif pooling.has_word_weights:
+        if isinstance(features, ScoredRows) or pooling.has_word_weights:
             embeddings = self.embed(features, pooling, batch_size)
         mask = (np.arange(max_length) < features.lengths[:, None]).astype(np.int32)
         for rows, output in self.encode(features, batch_size):

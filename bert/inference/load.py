@@ -32,16 +32,16 @@ from bert.interchange import hub
 from bert.interchange.names import ARCHITECTURES_WITH_LABELS
 from bert.interchange.readers import google, hf
 from bert.interchange.readers.peft import is_adapter, tokenizer_folder
-from bert.interchange.sentence_transformers.reader import encoder_folder, find_router, is_static
+from bert.interchange.sentence_transformers.reader import IDENTITY, encoder_folder, find_router, is_static
 from bert.interchange.sentence_transformers.routes import DOCUMENT
 from bert.interchange.stored_params import StoredParams
 from bert.interchange.task_adapters import TASKS
 from bert.interchange.tensor_files import weight_files
 from bert.interchange.weights_records import WeightsRecord, content_key, read_record, write_record
 from bert.model.late_interaction import Role
-from bert.model.names import ARCHITECTURE_OF_KIND, ENCODER_DECODER, PROJECTIONS, pretraining_architecture
+from bert.model.names import ARCHITECTURE_OF_KIND, ENCODER_DECODER, PROJECTION, PROJECTIONS, pretraining_architecture
 from bert.model.parameters import Params
-from bert.model.pooling import find_activation
+from bert.model.pooling import PooledDense, find_activation
 from bert.parallel.devices import require_no_fork
 from bert.remote import fetch, is_url
 from bert.runs.checkpoint_directory import CheckpointDirectory
@@ -361,6 +361,8 @@ def _load_run(
             f"{path} holds the runs of {config.num_seeds} seeds: name one of them, for example "
             f"{path / f'seed-{config.seed}'} (results.json names the best one)"
         )
+    if isinstance(config, FinetuneConfig) and config.embedding.has_token_vectors:
+        known = None  # the projection is part of the pooling
     params: Any
     if known is None:
         step, params = _read_run_params(path, step, config, log)
@@ -376,6 +378,9 @@ def _load_run(
         tuned = (read_results(path) or {}).get("tuned", {})
         config = dataclasses.replace(config, data=dataclasses.replace(config.data, **tuned))
         task, settings = _task_of_run(path, config)
+        if PROJECTION in parts:
+            layer = PooledDense(np.asarray(params.pop(PROJECTION)["kernel"], np.float32), None, IDENTITY)
+            settings["pooling"] = dataclasses.replace(settings["pooling"], dense=(layer,))
     architecture = pretraining_architecture(parts, config.model) if task is None else architecture_of(task)
     return Pretrained(
         config=config.model,

@@ -22,12 +22,12 @@ from bert.errors import UserError, log_message
 from bert.files import atomic_directory, user_cache_dir
 from bert.inference.forward import BatchedForward, Batches, Encoded
 from bert.interchange.bundle import ModelBundle
-from bert.interchange.names import EMBEDDING, GRAPH
+from bert.interchange.names import EMBEDDING, GRAPH, TOKEN_EMBEDDINGS
 from bert.model.parameters import arrays_by_path
 from bert.model.pooling import Pooling
 from bert.tasks.base import Task
 
-FORMAT = 3
+FORMAT = 4
 """Number of the form of graphs, to increase when the graph of a model changes."""
 
 HIDDEN, POOLED = "last_hidden_state", "pooler_output"
@@ -57,7 +57,12 @@ class GraphForward(BatchedForward):
     def _embed_rows(
         self, features: TokenRows, pooling: Pooling, batch_size: int, skipped: np.ndarray | None
     ) -> Batches:
-        if pooling.is_lexical or skipped is not None or EMBEDDING not in self._encoder_session.outputs:
+        outputs = self._encoder_session.outputs
+        if TOKEN_EMBEDDINGS in outputs:
+            for rows, vectors in self._run(_embedder(self._encoder_session, TOKEN_EMBEDDINGS), features, batch_size):
+                yield rows, vectors[np.arange(vectors.shape[1]) < features.lengths[rows, None]]
+            return
+        if pooling.is_lexical or skipped is not None or EMBEDDING not in outputs:
             yield from super()._embed_rows(features, pooling, batch_size, skipped)
             return
         yield from self._run(_embedder(self._encoder_session), features, batch_size)
@@ -98,9 +103,9 @@ class GraphForward(BatchedForward):
         return Session(self._graph_of("BertForMaskedLM"))
 
 
-def _embedder(session: Session) -> Callable[..., np.ndarray]:
+def _embedder(session: Session, name: str = EMBEDDING) -> Callable[..., np.ndarray]:
     """Returns the function that maps a batch to the embeddings that the graph computes."""
-    return lambda params, *inputs: session([EMBEDDING], *inputs)[EMBEDDING]
+    return lambda params, *inputs: session([name], *inputs)[name]
 
 
 class Session:

@@ -298,7 +298,7 @@ def rank(
     Raises:
         UserError: the model does not classify or score pairs of texts, it lacks the label, or a text is empty.
     """
-    is_late = model.task is None and model.pooling_or_default.has_token_vectors
+    is_late = model.pooling_or_default.has_token_vectors and (model.task is None or "embed" in model.task.calls)
     task = None if is_late else model.require_pair_scores(label)
     [text] = as_filled_texts("query", [query])
     texts = as_filled_texts("document", documents)

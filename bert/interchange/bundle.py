@@ -122,9 +122,7 @@ class ModelBundle:
 
     @property
     def graph_pooling(self) -> Pooling | None:
-        """`pooling` if an exported graph returns embeddings: the architecture computes what it reads, one per text."""
-        if self.pooling_or_default.has_token_vectors:
-            return None
+        """`pooling` if an exported graph returns embeddings: the architecture computes what it reads."""
         source = "BertForMaskedLM" if self.pooling_or_default.is_lexical else "Bert"
         return self.pooling if self.architecture == source else None
 

@@ -36,6 +36,12 @@ ARCHITECTURES_WITH_LABELS = ("BertForSequenceClassification", "BertForTokenClass
 EMBEDDING = "sentence_embedding"
 """Vector of a sentence encoder, as sentence-transformers names it: in its modules, and as the output of a graph."""
 
+TOKEN_EMBEDDINGS = "token_embeddings"
+"""Vectors of tokens, as sentence-transformers names them: in its modules, and as the output of a graph."""
+
+TOKEN_MASK = "token_mask"
+"""Output of a graph in which 1 marks the tokens of a document that have a vector."""
+
 GRAPH = "model.onnx"
 """File of an ONNX graph in its folder."""
 

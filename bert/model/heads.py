@@ -9,15 +9,15 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int, Num
 
 from bert.config import ModelConfig
-from bert.config.options import LEXICAL_POOLING
+from bert.config.options import LEXICAL_POOLING, TOKEN_POOLING
 from bert.model.array_types import Array, Dtype, PaddingMask
 from bert.model.dropout import Dropout, maybe_dropout
 from bert.model.encoder import Bert
 from bert.model.layers import LayerExecution
 from bert.model.linear import dense
-from bert.model.names import GLOBAL_TOKENS, GlobalTokenKind
+from bert.model.names import GLOBAL_TOKENS, PROJECTION, GlobalTokenKind
 from bert.model.pretraining import MaskedLMHead
-from bert.model.reductions import last_token, pool
+from bert.model.reductions import last_token, normalized, pool
 
 Inputs = tuple[Int[Array, "B T"], Int[Array, "B T"] | None, PaddingMask | None]
 """Token ids, segment ids and attention mask, [B, T] each."""
@@ -201,8 +201,10 @@ class BertForEmbedding(nn.Module):
     """Encoder without pooler, and an embedding of each row (Reimers and Gurevych 2019, section 3).
 
     Attributes:
-        pooling: mean, cls, max, lasttoken, or splade for the weights of the words, with D = V (`EmbeddingConfig`).
+        pooling: mean, cls, max, lasttoken, splade for the weights of the words, with D = V, or tokens for a vector per
+            token (`EmbeddingConfig`).
         normalize: whether the embeddings of a long text's windows are scaled to length 1 first.
+        dimensions: width E of the vectors of tokens.
     """
 
     config: ModelConfig
@@ -210,23 +212,36 @@ class BertForEmbedding(nn.Module):
     pooling: str = "mean"
     execution: LayerExecution = LayerExecution()
     normalize: bool = False
+    dimensions: int = 128
 
     def setup(self) -> None:
         self.bert = Bert(self.config, self.dtype, add_pooling_layer=False, execution=self.execution)
         if self.pooling == LEXICAL_POOLING:
             self.predictions = MaskedLMHead(self.config, self.dtype)
+        if self.pooling == TOKEN_POOLING:
+            self.projection = dense(self.config, self.dimensions, self.dtype, PROJECTION, use_bias=False)
 
     def __call__(
         self,
         input_ids: Int[Array, "B T"],
         token_type_ids: Int[Array, "B T"] | None = None,
         attention_mask: PaddingMask | None = None,
+        score_mask: PaddingMask | None = None,
         *,
         dropout: Dropout | None = None,
-    ) -> Float[Array, "B D"]:
-        """[B, T] -> [B, D] float32, ignoring padding."""
+    ) -> Float[Array, "B D"] | Float[Array, "B T E"]:
+        """[B, T] -> [B, D] float32, ignoring padding.
+
+        With a vector per token, [B, T, E]: vectors of length 1, and zeros for tokens without a vector.
+
+        Args:
+            score_mask: 1 for tokens with a vector; None for ``attention_mask``.
+        """
         encoded = self.bert(input_ids, token_type_ids, attention_mask, dropout=dropout)
         mask = jnp.ones_like(input_ids) if attention_mask is None else attention_mask
+        if self.pooling == TOKEN_POOLING:
+            vectors = normalized(self.projection(encoded.last_hidden_state).astype(jnp.float32))
+            return jnp.where((mask if score_mask is None else score_mask)[:, :, None] > 0, vectors, 0.0)
         if self.pooling == LEXICAL_POOLING:
             return self.predictions.lexical_weights(encoded.last_hidden_state, self.bert.embedding_table(), mask)
         return pool(encoded.last_hidden_state.astype(jnp.float32), mask, self.pooling)

@@ -6,6 +6,7 @@ text, and E their width.
 
 from __future__ import annotations
 
+import string
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -14,9 +15,6 @@ import numpy as np
 
 Role = Literal["query", "document"]
 """Role of a text in retrieval."""
-
-TOKENS = "tokens"
-"""Pooling mode of a vector per token."""
 
 MAX_SIM, MEAN_MAX_SIM = "maxsim", "meanmaxsim"
 TOKEN_SIMILARITIES = (MAX_SIM, MEAN_MAX_SIM)
@@ -55,6 +53,10 @@ class LateInteraction:
     def max_length(self, role: Role | None) -> int | None:
         """Returns the maximum number of tokens of a text; None for the maximum of texts without a role."""
         return {"query": self.query_length, "document": self.document_length, None: None}[role]
+
+
+COLBERT = LateInteraction(query_length=32, expanded_length=32, skipped_tokens=tuple(string.punctuation))
+"""Settings of ColBERT (Khattab and Zaharia 2020, section 3.2)."""
 
 
 def max_sim(queries: Sequence[np.ndarray], documents: Sequence[np.ndarray], mean: bool = False) -> np.ndarray:

@@ -19,6 +19,7 @@ ENCODER, POOLER = "bert", "bert/pooler"
 
 PREDICTIONS, SEQ_RELATIONSHIP, CLASSIFIER, QA_OUTPUTS = "predictions", "seq_relationship", "classifier", "qa_outputs"
 DETECTION = "discriminator_predictions"
+PROJECTION = "projection"
 DECODER = "decoder"
 
 

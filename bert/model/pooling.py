@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from bert.config import ModelConfig
+from bert.config.options import TOKEN_POOLING
 from bert.errors import require
-from bert.model.late_interaction import MEAN_MAX_SIM, TOKEN_SIMILARITIES, TOKENS, LateInteraction, max_sim
+from bert.model.late_interaction import MEAN_MAX_SIM, TOKEN_SIMILARITIES, LateInteraction, max_sim
 
 MODES = ("cls", "max", "mean", "mean_sqrt_len", "weightedmean", "lasttoken")
 """Pooling modes, in the order in which sentence-transformers concatenates the modes enabled in older files."""
@@ -82,7 +84,15 @@ class Pooling:
     @property
     def has_token_vectors(self) -> bool:
         """Whether a text has an embedding per token."""
-        return self.mode == TOKENS
+        return self.mode == TOKEN_POOLING
+
+    @property
+    def projection(self) -> np.ndarray | None:
+        """The product of the dense layers [D, E] of vectors of tokens; None without layers, or if one is not linear."""
+        if not self.has_token_vectors or not self.dense or not all(layer.is_linear for layer in self.dense):
+            return None
+        kernel: np.ndarray = functools.reduce(np.matmul, [layer.kernel for layer in self.dense])
+        return kernel
 
     @property
     def is_lexical(self) -> bool:
@@ -167,8 +177,14 @@ class Pooling:
         metric = "cityblock" if self.similarity == "manhattan" else "euclidean"
         return -cdist(embeddings, others, metric).astype(np.float32)
 
-    def compare_pairs(self, embeddings: np.ndarray, others: np.ndarray) -> np.ndarray:
-        """Returns the similarity of each row of both sides [R, E], [R] float32."""
+    def compare_pairs(self, embeddings: Any, others: Any) -> np.ndarray:
+        """Returns the similarity of each row of both sides [R, E], [R] float32.
+
+        The sides are sequences of R arrays [T_i, E] if a text has an embedding per token.
+        """
+        if self.similarity in TOKEN_SIMILARITIES:
+            pairs = zip(embeddings, others, strict=True)
+            return np.array([self.compare([one], [other])[0, 0] for one, other in pairs], np.float32)
         if self.similarity in ("cosine", "dot"):
             products: np.ndarray = np.einsum("re,re->r", embeddings, others)
             if self.similarity == "dot":
@@ -198,7 +214,7 @@ class Pooling:
 
 def _pool_rows(mode: str, hidden_states: Any, attention_mask: Any) -> Any:
     xp = hidden_states.__array_namespace__()
-    if mode == TOKENS:
+    if mode == TOKEN_POOLING:
         return hidden_states[attention_mask > 0]
     rows, mask = xp.arange(hidden_states.shape[0]), attention_mask[:, :, None]
     if mode == "cls":
@@ -217,7 +233,7 @@ def _pool_rows(mode: str, hidden_states: Any, attention_mask: Any) -> Any:
 
 def _pool_sequences(mode: str, hidden_states: np.ndarray, lengths: np.ndarray, positions: np.ndarray) -> np.ndarray:
     """Pools concatenated sequences, [tokens, D] -> [B, D], given the position of each token in its sequence."""
-    if mode == TOKENS:
+    if mode == TOKEN_POOLING:
         return hidden_states
     ends = np.cumsum(lengths)
     starts = ends - lengths
@@ -253,6 +269,11 @@ class PooledDense:
     @property
     def out_features(self) -> int:
         return int(self.kernel.shape[1])
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether the layer is a matrix product."""
+        return self.bias is None and self.activation.rsplit(".", 1)[-1] == "Identity"
 
     def __call__(self, vectors: Any) -> Any:
         """[B, in_features] -> [B, out_features], for arrays of NumPy or JAX."""

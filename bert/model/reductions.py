@@ -97,6 +97,12 @@ def token_dropout_factors(
     return jnp.where(is_mask, 0.0, factors)[..., None]
 
 
+def normalized(vectors: Float[Array, "*places D"]) -> Float[Array, "*places D"]:
+    """Returns vectors scaled to length 1; zero vectors stay zero and have a zero gradient."""
+    squares = jnp.sum(jnp.square(vectors), axis=-1, keepdims=True)
+    return vectors * jax.lax.rsqrt(jnp.maximum(squares, 1e-24))
+
+
 def pool(hidden_states: Float[Array, "B T D"], attention_mask: PaddingMask, mode: str) -> Float[Array, "B D"]:
     """Pools [B, T, D] to [B, D]: mean of the tokens, first token (cls), last one (lasttoken), or maximum (max)."""
     mask = attention_mask[:, :, None] > 0

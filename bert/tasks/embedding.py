@@ -16,8 +16,9 @@ from tokenizers import Tokenizer
 
 from bert import metrics
 from bert.config import EmbeddingConfig, FinetuneConfig, TaskDataConfig
-from bert.config.options import LEXICAL_POOLING
+from bert.config.options import LEXICAL_POOLING, LateInteractionConfig
 from bert.data.inputs import as_texts
+from bert.data.late_interaction import tokenize_scored, tokenize_scored_queries
 from bert.data.long_texts import LONG_TEXT_KEYS, LongTexts, encode_texts, tokenize_queries
 from bert.data.records import Records
 from bert.data.rows import QueryDocumentRows, Rows, TokenRows, number_texts
@@ -25,6 +26,7 @@ from bert.data.windows import WindowedRows
 from bert.errors import UserError, require
 from bert.files import write_tsv
 from bert.metrics import retrieval
+from bert.model.late_interaction import MAX_SIM, LateInteraction
 from bert.model.pooling import Pooling
 from bert.tasks.base import Outputs
 from bert.tasks.columns import KEYS, ColumnFilesTask, label_text, read_columns
@@ -34,14 +36,28 @@ from bert.tasks.text_pairs import TextExamples, check_num_negatives, read_querie
 
 def make_pooling(settings: EmbeddingConfig, max_length: int) -> Pooling:
     """Returns the pooling of a model that is trained with these settings."""
-    lexical: dict[str, Any] = {"mode": "max", "num_log1p": 1, "similarity": "dot"} if settings.is_lexical else {}
+    more: dict[str, Any] = {"mode": "max", "num_log1p": 1, "similarity": "dot"} if settings.is_lexical else {}
+    if settings.has_token_vectors:
+        more = {"similarity": MAX_SIM, "interaction": make_interaction(settings.late_interaction)}
     return Pooling(
-        **{"mode": settings.pooling or "mean", **lexical},
+        **{"mode": settings.pooling or "mean", **more},
         normalize=bool(settings.normalize),
         max_length=max_length,
         lowercase=bool(settings.lowercase),
         query_prompt=settings.query_prompt or "",
         document_prompt=settings.document_prompt or "",
+    )
+
+
+def make_interaction(settings: LateInteractionConfig) -> LateInteraction:
+    """Returns the late interaction of a model that is trained with these settings."""
+    return LateInteraction(
+        query_length=settings.query_length,
+        expanded_length=settings.expanded_length or None,
+        attends_to_expansion=bool(settings.attends_to_expansion),
+        expansion_token=settings.expansion_token,
+        skipped_tokens=tuple(settings.skipped_tokens or ()),
+        skipping_roles=("document",) if settings.skipping_roles is None else tuple(settings.skipping_roles),
     )
 
 
@@ -61,22 +77,25 @@ class Similarities(NamedTuple):
 
 
 class Embedding(NamedTuple):
-    """An answer: the embedding of a text."""
+    """An answer: the embedding of a text, or the embeddings of its tokens."""
 
-    embedding: list[float]
+    embedding: list[Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingTask(ColumnFilesTask):
-    """One vector per text, pooled from the hidden states of the encoder (`bert.model.pooling.Pooling`).
+    """One vector per text or per token, made from the hidden states of the encoder (`bert.model.pooling.Pooling`).
 
     Attributes:
-        similarity: one of `bert.model.pooling.SIMILARITIES`, by which embeddings are compared.
+        similarity: one of `bert.model.pooling.SIMILARITIES`, by which embeddings are compared, or of
+            `bert.model.late_interaction.TOKEN_SIMILARITIES`.
+        interaction: which tokens have a vector; None for one vector per text.
     """
 
     name: str = "embedding"
     settings: EmbeddingConfig = field(default_factory=EmbeddingConfig)
     similarity: str = "cosine"
+    interaction: LateInteraction | None = None
     kind: ClassVar[str] = "embedding"
     answer_type: ClassVar[type] = Embedding
     baseline: str = "chance"
@@ -116,7 +135,20 @@ class EmbeddingTask(ColumnFilesTask):
         similarity = "dot" if config.embedding.is_lexical else "cosine"
         if config.embedding.loss == "same_label":
             return LabelledTextsTask(name=self.name, data=self.data, settings=config.embedding, similarity=similarity)
-        return dataclasses.replace(self, settings=config.embedding, similarity=similarity)
+        if not config.embedding.has_token_vectors:
+            return dataclasses.replace(self, settings=config.embedding, similarity=similarity, interaction=None)
+        if config.data.long_texts != "cut":
+            raise UserError(
+                f"data.long_texts is {config.data.long_texts}, but embedding.pooling is tokens, with which texts are "
+                "cut: remove it, and split long texts"
+            )
+        interaction = make_interaction(config.embedding.late_interaction)
+        if (length := max(interaction.query_length or 0, interaction.expanded_length or 0)) > config.data.max_length:
+            raise UserError(
+                f"queries have up to {length} tokens (embedding.late_interaction), but data.max_length is "
+                f"{config.data.max_length}: raise it, or lower embedding.late_interaction.query_length"
+            )
+        return dataclasses.replace(self, settings=config.embedding, similarity=MAX_SIM, interaction=interaction)
 
     # Files
 
@@ -169,6 +201,9 @@ class EmbeddingTask(ColumnFilesTask):
     def features(self, tokenizer: Tokenizer, examples: TextExamples, data: TaskDataConfig) -> Rows:
         """Returns a row per text for single texts, otherwise a row per query with its documents."""
         queries = self._cased(examples.queries, self.settings.query_prompt or "")
+        if examples.positives is None and self.interaction is not None:
+            length = self.interaction.max_length("query") or data.max_length
+            return tokenize_scored(tokenizer, queries, length, self.interaction, "query")
         if examples.positives is None:
             return encode_texts(tokenizer, queries, LongTexts.of(data))
         documents = [
@@ -182,6 +217,9 @@ class EmbeddingTask(ColumnFilesTask):
         if scores is not None and scores.ndim == 2:
             scores = scores[:, : max(map(len, documents))]
         has_loss = examples.labelled and (scores is not None or self.settings.loss != "margin_mse")
+        if self.interaction is not None:
+            settings = (data.max_length, self.interaction, has_loss)
+            return tokenize_scored_queries(tokenizer, queries, documents, scores, *settings)
         return tokenize_queries(tokenizer, queries, documents, scores, LongTexts.of(data), has_loss)
 
     def _cased(self, texts: Sequence[str], prompt: str = "") -> list[str]:
@@ -191,12 +229,18 @@ class EmbeddingTask(ColumnFilesTask):
     # Predictions
 
     def predict(self, outputs: Outputs, features: Any, examples: TextExamples) -> Any:
-        """Returns `Similarities` for rows of several texts [texts * D]; embeddings [D] of single texts unchanged."""
+        """Returns `Similarities` for rows of several texts [texts * D]; embeddings [D] of single texts unchanged.
+
+        With a vector per token, rows are [texts, T, E], and the embeddings of single texts [T, E].
+        """
         if not isinstance(features, QueryDocumentRows):
             return outputs
-        texts = 1 + int(features.documents.choices.max())
-        vectors = np.reshape(outputs, (len(outputs), texts, -1))[:, :2]
-        queries, documents = (self._comparable(vectors[:, side]) for side in range(2))
+        if self.interaction is None:
+            texts = 1 + int(features.documents.choices.max())
+            vectors = np.reshape(outputs, (len(outputs), texts, -1))[:, :2]
+            queries, documents = (self._comparable(vectors[:, side]) for side in range(2))
+        else:
+            queries, documents = (_as_objects([_vectors(row[side]) for row in outputs]) for side in range(2))
         similarities = self._compared.compare_pairs(queries, documents)
         if self.settings.has_scores:
             return Similarities(similarities)
@@ -279,7 +323,21 @@ class EmbeddingTask(ColumnFilesTask):
         return TextExamples(texts, None, [[] for _ in texts], None, [str(row) for row in range(len(texts))], False)
 
     def format_predictions(self, predictions: Outputs, examples: Any) -> list[Embedding]:
-        return [Embedding(list(map(float, vector))) for vector in predictions]
+        return [Embedding(vector.tolist()) for vector in predictions]
+
+
+def _vectors(tokens: np.ndarray) -> np.ndarray:
+    """Returns the vectors [T_i, E] of a text among vectors [T, E], which are zero for tokens without one."""
+    vectors: np.ndarray = tokens[tokens.any(axis=-1)]
+    return vectors
+
+
+def _as_objects(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """Returns an array [R] whose elements are arrays, which may have any shapes."""
+    objects = np.empty(len(arrays), object)
+    for row, array in enumerate(arrays):
+        objects[row] = array
+    return objects
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -69,7 +69,8 @@ def embedding_task(name: str, pooling: Pooling) -> EmbeddingTask:
     settings = EmbeddingConfig(
         lowercase=pooling.lowercase, query_prompt=pooling.query_prompt, document_prompt=pooling.document_prompt
     )
-    return EmbeddingTask(name=name, settings=settings, similarity=pooling.similarity)
+    interaction = pooling.interaction if pooling.has_token_vectors else None
+    return EmbeddingTask(name=name, settings=settings, similarity=pooling.similarity, interaction=interaction)
 
 
 def query_task(task: Any, pooling: Pooling) -> Any:
@@ -188,7 +189,13 @@ def _embedding_of_columns(task: EmbeddingTask, fields: Sequence[str], columns: M
         settings, names = replace(task.settings, loss="cosent"), pairs
     else:
         settings, kind = replace(task.settings, loss="same_label"), LabelledTextsTask
-    return kind(name=task.name, data=replace(task.data, columns=names), settings=settings, similarity=task.similarity)
+    if task.interaction is not None and kind is LabelledTextsTask:
+        raise UserError(
+            f"{task.name} compares queries with documents, and the data has the columns {', '.join(fields)}: name data "
+            f"with {names.query} and {names.positive}, or with {pairs.text_a} and {pairs.text_b}"
+        )
+    data = replace(task.data, columns=names)
+    return kind(name=task.name, data=data, settings=settings, similarity=task.similarity, interaction=task.interaction)
 
 
 # Sequence classification
@@ -395,8 +402,15 @@ def relabelled(labelled: Labelled, other: Task) -> Labelled:
     if isinstance(task, QuestionAnsweringTask) and isinstance(other, QuestionAnsweringTask):
         other = replace(other, may_be_impossible=task.may_be_impossible)
     if isinstance(task, EmbeddingTask) and isinstance(other, EmbeddingTask):
-        settings = replace(other.settings, loss=task.settings.loss)
-        other = type(task)(name=other.name, data=other.data, settings=settings)
+        if other.interaction is not None and isinstance(task, LabelledTextsTask):
+            raise UserError(f"{other.name} compares queries with documents, but {task.name} texts: use other rows")
+        other = type(task)(
+            name=other.name,
+            data=other.data,
+            settings=replace(other.settings, loss=task.settings.loss),
+            similarity=other.similarity,
+            interaction=other.interaction,
+        )
     if isinstance(labelled.scorer, SequenceClassificationTask) and isinstance(other, SequenceClassificationTask):
         scorer = replace(other, metrics=labelled.scorer.metrics, main_metric=labelled.scorer.main_metric)
         return Labelled(other, scorer, _relabelled_rows(examples, task, other))

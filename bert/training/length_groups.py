@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int
 
-from bert.data.rows import TOKEN_ARRAYS
+from bert.data.rows import token_arrays
 from bert.model.array_types import Array
 from bert.model.dropout import Dropout
 from bert.model.reductions import pool_outputs
@@ -46,31 +46,40 @@ def groups_of(batch: Batch, numbers: str) -> list[dict[str, Array]]:
     ]
 
 
-def apply_to_groups(apply: Callable[..., Any], batch: Batch, dropout: Dropout | None) -> Float[Array, "M L"]:
+def apply_to_groups(apply: Callable[..., Any], batch: Batch, dropout: Dropout | None) -> Float[Array, "M *L"]:
     """Applies a model to rows [B, T], or to the groups of `bert.data.batching.LengthGroups`, [M, L] of all groups.
 
+    Outputs per token, [N, T, E], are padded with zeros to the longest group.
+
     Args:
-        apply: (input_ids, token_type_ids, attention_mask [N, T], dropout=...) -> outputs [N, L].
+        apply: (input_ids, token_type_ids, attention_mask [N, T], dropout=...) -> outputs [N, L]; with score_mask [N, T]
+            after them if the batch has it.
         dropout: the source for rows; each sequence of a group has its own dropout.
     """
     if "input_ids" in batch:
-        return jnp.asarray(apply(*(batch[name] for name in TOKEN_ARRAYS), dropout=dropout))
+        return jnp.asarray(apply(*(batch[name] for name in token_arrays(batch)), dropout=dropout))
     outputs = []
     for group in groups_of(batch, "sequences"):
         source = None if dropout is None else dropout.replace(rows=group["sequences"])
-        outputs.append(apply(*(group[name] for name in TOKEN_ARRAYS), dropout=source))
-    return jnp.concatenate(outputs)
+        outputs.append(apply(*(group[name] for name in token_arrays(group)), dropout=source))
+    width = max(array.shape[1] for array in outputs)
+    return jnp.concatenate([_with_width(array, width) for array in outputs])
+
+
+def _with_width(array: Array, width: int) -> Array:
+    """Pads the second axis of an array with zeros."""
+    return jnp.pad(array, [(0, 0), (0, width - array.shape[1]), *[(0, 0)] * (array.ndim - 2)])
 
 
 class SequenceOutputs(NamedTuple):
     """Outputs of the sequences of a batch in groups, in any order.
 
     Attributes:
-        outputs: [M, L] of one device.
+        outputs: [M, L] of one device; [M, T, E] with a vector per token.
         numbers: [M], see `bert.data.batching.LengthGroups.divide_sequences`.
     """
 
-    outputs: Float[Array, "M L"]
+    outputs: Float[Array, "M *L"]
     numbers: Int[Array, "M"]
 
     def of_rows(

@@ -17,12 +17,11 @@ from bert.config import ModelConfig
 from bert.data.late_interaction import expansion_id
 from bert.errors import UserError, WarningText, shorten
 from bert.files import read_json_object
-from bert.interchange.names import EMBEDDING
+from bert.interchange.names import EMBEDDING, TOKEN_EMBEDDINGS
 from bert.interchange.sentence_transformers.names import (
     MULTI_VECTOR_ENCODER,
     MULTI_VECTOR_MASK,
     PROMPTS,
-    TOKEN_EMBEDDINGS,
 )
 from bert.model.late_interaction import LateInteraction, Role
 from bert.model.pooling import Pooling
@@ -280,7 +279,7 @@ def fit_to_tokenizer(
         UserError: the expansion of queries exceeds the model, its token is unknown, or the settings of the tokenizer do
             not fit it.
     """
-    _add_prefixes(tokenizer, _prefixes(read_settings(folder, lambda text: None)).values())
+    add_prefixes(tokenizer, _prefixes(read_settings(folder, lambda text: None)).values())
     interaction, positions = pooling.interaction, config.max_position_embeddings
     if interaction.expanded_length is not None:
         expansion_id(tokenizer, interaction)  # raises UserError
@@ -298,6 +297,8 @@ def fit_to_tokenizer(
         if length is not None and length > positions:
             text = f"{key} is {length}, but the model reads {positions} tokens: longer texts are cut"
             log(WarningText(f"{folder}: {text}"))
+            interaction = dataclasses.replace(interaction, **{key: positions})  # type: ignore[arg-type]
+    pooling = dataclasses.replace(pooling, interaction=interaction)
     log(_describe(pooling, config, folder))
     if unknown := [token for token in interaction.skipped_tokens if tokenizer.token_to_id(token) is None]:
         log(WarningText(f"{folder}: skiplist_words has no effect for {' '.join(unknown)}: the vocabulary lacks them"))
@@ -322,7 +323,7 @@ def _describe(pooling: Pooling, config: ModelConfig, folder: Path) -> str:
     return f"{folder}: embeddings of {', '.join(parts)}"
 
 
-def _add_prefixes(tokenizer: Tokenizer, prefixes: Iterable[str]) -> None:
+def add_prefixes(tokenizer: Tokenizer, prefixes: Iterable[str]) -> None:
     """Makes special tokens of prefixes that are in the vocabulary as a whole, or of their first word.
 
     PyLate and Stanford's ColBERT insert them as ids. A tokenizer might split them, or find them in texts only after

@@ -20,9 +20,6 @@ MULTI_VECTOR_ENCODER = "MultiVectorEncoder"
 MULTI_VECTOR_MASK = "MultiVectorMask"
 """Module that chooses the tokens with an embedding."""
 
-TOKEN_EMBEDDINGS = "token_embeddings"
-"""Name of the vectors of tokens, which modules read and write."""
-
 STATIC_EMBEDDING, TOKEN_TABLE = "StaticEmbedding", "SparseStaticEmbedding"
 """Modules without layers: a vector per token, or a weight per token."""
 

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from bert.config import ModelConfig
+from bert.config.options import TOKEN_POOLING
 from bert.errors import UserError, WarningText, shorten
 from bert.files import read_json, read_json_object
-from bert.interchange.names import EMBEDDING
+from bert.interchange.names import EMBEDDING, TOKEN_EMBEDDINGS
 from bert.interchange.sentence_transformers import late_interaction
 from bert.interchange.sentence_transformers.names import (
     MULTI_VECTOR_MASK,
@@ -22,12 +23,11 @@ from bert.interchange.sentence_transformers.names import (
     SPARSE_ENCODER,
     STATIC_EMBEDDING,
     TEXT_SETTINGS,
-    TOKEN_EMBEDDINGS,
     TOKEN_TABLE,
 )
 from bert.interchange.sentence_transformers.routes import DOCUMENT, ROUTERS, Router, class_name, read_router
 from bert.interchange.tensor_files import read_tensors, weight_files
-from bert.model.late_interaction import MAX_SIM, TOKEN_SIMILARITIES, TOKENS, Role
+from bert.model.late_interaction import MAX_SIM, TOKEN_SIMILARITIES, Role
 from bert.model.pooling import (
     ACTIVATIONS,
     CONCATENATED,
@@ -127,7 +127,7 @@ def read_pooling(folder: Path, log: Callable[[str], None], route: Role = DOCUMEN
         mask_file = folder_of[MULTI_VECTOR_MASK] / "config.json" if MULTI_VECTOR_MASK in folder_of else None
         if mask_file is not None and mask_file.is_file():
             _warn_unknown(mask_file, read_json_object(mask_file), late_interaction.MASK_KEYS, log)
-        settings["mode"] = TOKENS
+        settings["mode"] = TOKEN_POOLING
         settings["interaction"] = late_interaction.read_interaction(folder / PROMPTS, content, texts_file, mask_file)
         features, adds_normalize = late_interaction.token_features(folder, folder_of, content)
     if "Normalize" in folder_of and not adds_normalize:
@@ -162,7 +162,7 @@ def _read_stanford(folder: Path, log: Callable[[str], None]) -> Pooling:
         kernel = tensors[late_interaction.PROJECTION].astype(np.float32).T
         dense = (PooledDense(np.ascontiguousarray(kernel), None, IDENTITY),)
     return Pooling(
-        TOKENS,
+        TOKEN_POOLING,
         normalize=True,
         dense=dense,
         interaction=late_interaction.read_interaction(file, content, None, None),

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 
 from bert.config import ModelConfig
 from bert.interchange.bundle import ModelBundle
+from bert.interchange.names import TOKEN_EMBEDDINGS
 from bert.interchange.sentence_transformers.late_interaction import length_settings, mask_settings
 from bert.interchange.sentence_transformers.names import (
     MULTI_VECTOR_ENCODER,
@@ -19,7 +20,6 @@ from bert.interchange.sentence_transformers.names import (
     SPARSE_ENCODER,
     STATIC_EMBEDDING,
     TEXT_SETTINGS,
-    TOKEN_EMBEDDINGS,
     TOKEN_TABLE,
 )
 from bert.interchange.sentence_transformers.static import VECTORS, WEIGHTS

@@ -14,10 +14,10 @@ import numpy as np
 from bert.config import ModelConfig
 from bert.errors import require
 from bert.interchange.bundle import ModelBundle
-from bert.interchange.names import EMBEDDING
+from bert.interchange.names import EMBEDDING, TOKEN_EMBEDDINGS, TOKEN_MASK
 from bert.interchange.writers.onnx_graph import Graph
-from bert.interchange.writers.onnx_pooling import mean, sentence_embedding
-from bert.interchange.writers.signature import CHOICES, Signature, parameters, signature
+from bert.interchange.writers.onnx_pooling import mean, sentence_embedding, token_embeddings, token_mask
+from bert.interchange.writers.signature import CHOICES, Signature, parameters, scored_ids, signature
 from bert.model.names import GLOBAL_TOKENS, GlobalTokenKind
 from bert.model.positions import (
     MAX_RELATIVE_DISTANCE,
@@ -82,6 +82,8 @@ def _outputs(graph: Graph, model: ModelBundle, ports: Signature) -> list[str]:
             "last_hidden_state": lambda: hidden,
             "pooler_output": pooled,
             EMBEDDING: lambda: sentence_embedding(graph, require(model.pooling, "the pooling"), hidden),
+            TOKEN_EMBEDDINGS: lambda: token_embeddings(graph, require(model.pooling, "the pooling"), hidden),
+            TOKEN_MASK: lambda: token_mask(graph, scored_ids(model)),
         }
         return [named[name]() for name in ports.outputs]
     if architecture == "BertForPreTraining":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from bert.interchange.writers.onnx_graph import Graph
 from bert.model.pooling import PooledDense, Pooling
 
@@ -20,13 +22,29 @@ def sentence_embedding(graph: Graph, pooling: Pooling, hidden: str) -> str:
     for _ in range(pooling.num_log1p):
         hidden = node("Log", node("Add", hidden, graph.constant(1.0)))
     parts = [_pool(graph, mode, hidden) for mode in pooling.modes]
-    x = parts[0] if len(parts) == 1 else node("Concat", *parts, axis=-1)
+    x = _finish(graph, pooling, parts[0] if len(parts) == 1 else node("Concat", *parts, axis=-1))
+    return x if pooling.truncate_dim is None else graph.slice(x, 0, pooling.truncate_dim, axis=1)
+
+
+def token_embeddings(graph: Graph, pooling: Pooling, hidden: str) -> str:
+    """Computes the vectors of all tokens, [B, T, D] -> [B, T, E]."""
+    return _finish(graph, pooling, hidden)
+
+
+def token_mask(graph: Graph, is_scored: np.ndarray) -> str:
+    """Returns 1 for the tokens [B, T] that are attended to and whose id is marked in ``is_scored`` [V], otherwise 0."""
+    marks = graph.node("Gather", graph.array("pooling/is_scored", is_scored), "input_ids")
+    return graph.node("Mul", marks, graph.cast(MASK, "FLOAT"))
+
+
+def _finish(graph: Graph, pooling: Pooling, x: str) -> str:
+    """Applies dense layers and normalization."""
     for number, layer in enumerate(pooling.dense):
         x = _dense(graph, layer, x, f"pooling/dense_{number}")
-    if pooling.normalize:
-        length = node("Max", node("ReduceL2", x, axes=[-1]), graph.constant(1e-12))
-        x = node("Div", x, length)
-    return x if pooling.truncate_dim is None else graph.slice(x, 0, pooling.truncate_dim, axis=1)
+    if not pooling.normalize:
+        return x
+    length = graph.node("Max", graph.node("ReduceL2", x, axes=[-1]), graph.constant(1e-12))
+    return graph.node("Div", x, length)
 
 
 def mean(graph: Graph, hidden: str, mask: str) -> str:
@@ -62,7 +80,7 @@ def _pool(graph: Graph, mode: str, hidden: str) -> str:
 
 
 def _dense(graph: Graph, layer: PooledDense, x: str, path: str) -> str:
-    """Applies a dense layer and its activation, [B, in_features] -> [B, out_features]."""
+    """Applies a dense layer and its activation, [..., in_features] -> [..., out_features]."""
     x = graph.node("MatMul", x, graph.array(f"{path}/kernel", layer.kernel))
     if layer.bias is not None:
         x = graph.node("Add", x, graph.array(f"{path}/bias", layer.bias))

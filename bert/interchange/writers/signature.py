@@ -12,20 +12,23 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import traverse_util
 
 from bert.config import ModelConfig
+from bert.data.late_interaction import expansion_id, skipped_ids
 from bert.errors import UserError
 from bert.files import write_atomic
 from bert.interchange import ExportError
 from bert.interchange.bundle import ModelBundle
 from bert.interchange.generation_files import generation_config
 from bert.interchange.modules import build_module
-from bert.interchange.names import EMBEDDING
+from bert.interchange.names import EMBEDDING, TOKEN_EMBEDDINGS, TOKEN_MASK
 from bert.interchange.writers.hf_files import describe_labels, published_tokenizers, save_published_tokenizer
 from bert.interchange.writers.long_texts import long_text_rule
 from bert.model import names
+from bert.model.late_interaction import MEAN_MAX_SIM, Role
 from bert.model.pooling import Pooling
 from bert.tokenizer.library import special_ids
 
@@ -82,7 +85,9 @@ def signature(model: ModelBundle, length: int | None = None) -> Signature:
     named = outputs[model.architecture]
     if "pooler" not in model.params["bert"]:
         named.pop("pooler_output", None)
-    if model.graph_pooling is not None:
+    if (pooling := model.graph_pooling) is not None and pooling.has_token_vectors:
+        named |= {TOKEN_EMBEDDINGS: (*tokens, model.embedding_size), TOKEN_MASK: tokens}
+    elif pooling is not None:
         named[EMBEDDING] = (BATCH, model.embedding_size)
     return Signature(inputs, named)
 
@@ -110,7 +115,7 @@ def parameters(model: ModelBundle) -> dict[str, np.ndarray]:
 def make_forward(model: ModelBundle) -> Callable[[Arrays, Arrays], Arrays]:
     """Returns a function that maps `parameters` and inputs by name to outputs by name."""
     module, architecture, pooling = build_module(model), model.architecture, model.graph_pooling
-    outputs = tuple(signature(model).outputs)
+    outputs, is_scored = tuple(signature(model).outputs), scored_ids(model)
 
     def call(params: Arrays, inputs: Arrays) -> Arrays:
         tree = traverse_util.unflatten_dict(params, sep="/")
@@ -119,7 +124,12 @@ def make_forward(model: ModelBundle) -> Callable[[Arrays, Arrays], Arrays]:
         output = module.apply({"params": tree["bert"] if architecture == "Bert" else tree}, ids, second, mask)
         if architecture == "Bert":
             named = {"last_hidden_state": output.last_hidden_state, "pooler_output": output.pooled_output}
-            if pooling is not None:
+            if pooling is not None and pooling.has_token_vectors:
+                states = output.last_hidden_state
+                vectors = pooling.finish([states.reshape(-1, states.shape[-1])])
+                named[TOKEN_EMBEDDINGS] = vectors.reshape(*states.shape[:2], -1)
+                named[TOKEN_MASK] = mask * jnp.asarray(is_scored)[ids]
+            elif pooling is not None:
                 named[EMBEDDING] = pooling(output.last_hidden_state, mask)
             values = tuple(named[name] for name in outputs)
         elif architecture == "BertForPreTraining":
@@ -133,6 +143,13 @@ def make_forward(model: ModelBundle) -> Callable[[Arrays, Arrays], Arrays]:
         return dict(zip(outputs, values, strict=True))
 
     return call
+
+
+def scored_ids(model: ModelBundle) -> np.ndarray:
+    """Returns 1 for the ids of tokens that have a vector in documents, and 0 for others, [V] float32."""
+    is_scored = np.ones(model.config.known_vocab_size, np.float32)
+    is_scored[skipped_ids(model.tokenizer, model.pooling_or_default.interaction)] = 0
+    return is_scored
 
 
 def sample_inputs(
@@ -199,6 +216,8 @@ def text_usage(model: ModelBundle, dtype: str, call: str, length: int | None = N
         length: tokens per row; None for the number of tokens of the longest text.
     """
     pooling = model.graph_pooling
+    if pooling is not None and pooling.has_token_vectors:
+        return _token_usage(model, dtype, call, length)
     padding = "" if length is None else f"length={length}"
     pad_id = special_ids(model.tokenizer).find("pad") or 0
     if pad_id:
@@ -230,6 +249,48 @@ def text_usage(model: ModelBundle, dtype: str, call: str, length: int | None = N
     return paragraphs
 
 
+def _token_usage(model: ModelBundle, dtype: str, call: str, length: int | None) -> list[str]:
+    """Returns the paragraphs of README.md on computing vectors of tokens, and on comparing them."""
+    pooling = model.pooling_or_default
+    interaction, limit = pooling.interaction, length or model.longest_text
+    attended = "lengths[row]" if interaction.attends_to_expansion else "len(texts[row].ids)"
+
+    def arguments(role: Role, prompt: str) -> str:
+        expanded = min(interaction.expanded_length or 0, limit) if role == "query" else 0
+        skips = role in interaction.skipping_roles
+        return f"{prompt!r}, {min(interaction.max_length(role) or limit, limit)}, {expanded}, {skips}"
+
+    lines = [
+        "from tokenizers import Tokenizer",
+        'tokenizer = Tokenizer.from_file("tokenizer.json")',
+        "names = list(inputs)",
+        "",
+        "def embed(texts, prompt, max_length, expanded_length, skips_tokens):",
+        "    tokenizer.enable_truncation(max_length)",
+        "    texts = tokenizer.encode_batch([prompt + text for text in texts])",
+        "    lengths = [max(len(text.ids), expanded_length) for text in texts]",
+        f"    shape = len(texts), {'max(lengths)' if length is None else length}",
+        f"    inputs = {{name: np.zeros(shape, np.{dtype}) for name in names}}",
+        "    for row, text in enumerate(texts):",
+        f'        inputs["input_ids"][row, : lengths[row]] = {expansion_id(model.tokenizer, interaction)}',
+        '        inputs["input_ids"][row, : len(text.ids)] = text.ids',
+        f'        inputs["attention_mask"][row, : {attended}] = 1',
+        '        if "token_type_ids" in names:',
+        '            inputs["token_type_ids"][row, : len(text.ids)] = text.type_ids',
+        f"    outputs = {call}",
+        f'    vectors, mask = np.asarray(outputs["{TOKEN_EMBEDDINGS}"]), np.asarray(outputs["{TOKEN_MASK}"])',
+        "    if not skips_tokens:",
+        "        mask = np.arange(shape[1]) < np.array(lengths)[:, None]",
+        "    return [vectors[row][mask[row] > 0] for row in range(len(texts))]",
+        "",
+        f'queries = embed(["one text"], {arguments("query", pooling.query_prompt)})',
+        f'documents = embed(["another text"], {arguments("document", pooling.document_prompt)})',
+        "scores = [[(query @ document.T).max(axis=1).sum() for document in documents] for query in queries]",
+    ]
+    mean = " The score is divided by the number of the query's vectors." if pooling.similarity == MEAN_MAX_SIM else ""
+    return [f"Vectors of tokens, and the score of a query and a document:{mean}", _code(lines)]
+
+
 def _code(lines: list[str]) -> str:
     return "\n".join(["```python", *lines, "```"])
 
@@ -240,7 +301,10 @@ def _declared_pooling(pooling: Pooling) -> dict[str, Any]:
     always = ("mode", "normalize", "lowercase", "query_prompt", "document_prompt")
     default = Pooling()
     del values["max_length"], values["dense"]
-    return {name: value for name, value in values.items() if name in always or value != getattr(default, name)}
+    declared = {name: value for name, value in values.items() if name in always or value != getattr(default, name)}
+    if "interaction" in declared:
+        declared["interaction"] = dataclasses.asdict(pooling.interaction)
+    return declared
 
 
 def write_metadata_files(model: ModelBundle, folder: Path, ports: Signature, dtype: str, text: list[str]) -> None:

@@ -19,11 +19,12 @@ from jaxtyping import Float
 from bert.errors import UserError
 from bert.model.array_types import Array
 from bert.model.dropout import Dropout
+from bert.model.reductions import normalized
 from bert.parallel.backends import Parallelism
 from bert.parallel.multihost import broadcast_from_main
 from bert.tasks.base import Task
 from bert.training.finetuning.evaluation import Evaluator, Split
-from bert.training.finetuning.ranking_losses import normalized, same_label_loss
+from bert.training.finetuning.ranking_losses import same_label_loss
 from bert.training.length_groups import SequenceOutputs, apply_to_groups
 from bert.training.losses import Batch, TaskLoss, WeightedSum
 from bert.training.step import TrainState

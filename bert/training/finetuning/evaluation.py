@@ -13,7 +13,7 @@ import numpy as np
 
 from bert.config import Decoding, FinetuneConfig
 from bert.data.batching import bucket_length, evaluation_batches, host_rows
-from bert.data.rows import TOKEN_ARRAYS, QueryDocumentRows, Rows, TokenRows
+from bert.data.rows import QueryDocumentRows, Rows, TokenRows, token_arrays
 from bert.data.windows import WindowedRows, outputs_of_texts
 from bert.inference.decoding import Decoded
 from bert.inference.generators import decode_targets, max_target_tokens
@@ -106,15 +106,19 @@ class TaskEvaluator(BatchedEvaluator):
         return self._of_rows(params, split, between)
 
     def _losses_of(self, outputs: Outputs, split: Split) -> dict[str, float]:
-        """Returns the mean loss of outputs [L] on the host; {} without labels."""
+        """Returns the mean loss of outputs [L], or [texts, T, E] with a vector per token; {} without labels."""
         if split.features.labels is None:
             return {}
         sums = []
         for rows, length in self.batches(split):
             batch = self._batch(split, rows, length)
-            out = np.zeros((len(batch["weights"]), len(outputs[0])), np.float32)
-            out[: len(rows)] = [outputs[row] for row in rows]
-            known = {name: array for name, array in batch.items() if name not in TOKEN_ARRAYS}
+            shape = outputs[0].shape
+            if len(shape) == 3:  # vectors of tokens
+                shape = (1 + batch["document_numbers"].shape[1], length, shape[-1])
+            out = np.zeros((len(batch["weights"]), *shape), np.float32)
+            for place, row in enumerate(rows):
+                out[place][tuple(slice(size) for size in outputs[row].shape)] = outputs[row]
+            known = {name: array for name, array in batch.items() if name not in token_arrays(batch)}
             sharded = self._parallel.shard_batch(host_rows({**known, "outputs": out}, self._parallel.process))
             sums.append({self._name: self._loss(sharded.pop("outputs"), sharded)})
         return {"loss": compute_means(accumulate_sums(sums, self._parallel))["loss"]}

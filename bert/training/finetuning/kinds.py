@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, get_args
@@ -15,20 +15,24 @@ from flax import traverse_util
 from tokenizers import Tokenizer
 
 from bert.config import Decoding, EmbeddingConfig, FinetuneConfig
-from bert.config.options import LEXICAL_POOLING, PoolingMode
+from bert.config.options import LEXICAL_POOLING, TOKEN_POOLING, PoolingMode
 from bert.data.encoding import target_boundaries
+from bert.data.late_interaction import expansion_id
 from bert.errors import UserError, WarningText
 from bert.inference.load import architecture_of
+from bert.interchange.sentence_transformers.late_interaction import STANFORD_PREFIXES, add_prefixes
 from bert.model.decoders import BertForSequenceToSequence, ClassifierWithLanguageModel
 from bert.model.dropout import Dropout
 from bert.model.heads import HEADS, BertForEmbedding
+from bert.model.late_interaction import COLBERT, MAX_SIM
 from bert.model.layers import LayerExecution
+from bert.model.names import PROJECTION
 from bert.model.pooling import Pooling
 from bert.model.reductions import pool_windows
 from bert.parallel.backends import Parallelism
 from bert.tasks import register_task
 from bert.tasks.base import Task
-from bert.tasks.embedding import pooling_name
+from bert.tasks.embedding import make_interaction, pooling_name
 from bert.training.finetuning.contrastive import contrastive_loss, row_vectors
 from bert.training.finetuning.distillation import TEACHER_LOSSES, make_distilled_loss
 from bert.training.finetuning.evaluation import Evaluator, SequenceEvaluator, TaskEvaluator
@@ -90,8 +94,8 @@ class TaskKind:
         forward: (model, variables, batch, dropout or None) -> the outputs for the loss.
         make_loss: (loss of the outputs, apply) -> the `Loss` that a step minimizes.
         make_evaluators: (apply, loss of the outputs, devices, configuration, vocabulary of the targets) -> evaluators.
-        resolve: (configuration, pooling that the initial model declares, its name, log) -> the configuration with
-            defaults that depend on the initial model.
+        resolve: (configuration, pooling that the initial model declares, tokenizer, name of the model, log) -> the
+            configuration with defaults that depend on the initial model. It may add special tokens to the tokenizer.
         init_modules: modules that are copied from ``init`` in addition to the output layer.
         init_params: (configuration, parameters of ``init``, its name) -> the parameters to copy from.
         initializable: model -> the object that draws its initial parameters.
@@ -107,7 +111,7 @@ class TaskKind:
     forward: Callable[..., Any] = apply_head
     make_loss: Callable[[TaskLoss, Apply], Loss] = make_task_loss
     make_evaluators: Callable[[Apply, TaskLoss, Parallelism, FinetuneConfig, Tokenizer], Evaluators] = one_evaluator
-    resolve: Callable[[FinetuneConfig, Pooling | None, str, Log], FinetuneConfig] = lambda config, *_: config
+    resolve: Callable[[FinetuneConfig, Pooling | None, Tokenizer, str, Log], FinetuneConfig] = lambda config, *_: config
     init_modules: tuple[str, ...] = ("bert", "predictions")
     init_params: Callable[[FinetuneConfig, Params, str], Params] = lambda config, params, name: params
     initializable: Callable[[Any], Initializable] = lambda model: model
@@ -148,11 +152,13 @@ def _embedding_loss(task: Task, config: FinetuneConfig, axis: str | None) -> Tas
 
 def _embedding_model(task: Task, config: FinetuneConfig, execution: LayerExecution) -> nn.Module:
     pooling = config.embedding.pooling or "mean"
-    normalize = bool(config.embedding.normalize)
-    return BertForEmbedding(config.model, jnp.dtype(config.training.dtype), pooling, execution, normalize)
+    normalize, dimensions = bool(config.embedding.normalize), config.embedding.token_dimensions
+    return BertForEmbedding(config.model, jnp.dtype(config.training.dtype), pooling, execution, normalize, dimensions)
 
 
-def _resolve_pooling(config: FinetuneConfig, declared: Pooling | None, name: str, log: Log) -> FinetuneConfig:
+def _resolve_pooling(
+    config: FinetuneConfig, declared: Pooling | None, tokenizer: Tokenizer, name: str, log: Log
+) -> FinetuneConfig:
     """Replaces null in ``embedding`` by the pooling that the initial model declares.
 
     Raises:
@@ -167,9 +173,10 @@ def _resolve_pooling(config: FinetuneConfig, declared: Pooling | None, name: str
             f"{name} pools by {pooled}, which is not trained: set embedding.pooling to one of "
             f"{', '.join(TRAINED_POOLING_MODES)}"
         )
-    similarity = "dot" if mode == LEXICAL_POOLING else "cosine"
+    similarity = {LEXICAL_POOLING: "dot", TOKEN_POOLING: MAX_SIM}.get(mode, "cosine")
     left_out = {
-        "its Dense modules": pooling.dense,
+        "its Dense modules": pooling.dense and not (mode == TOKEN_POOLING and pooling.projection is not None),
+        "vectors that are not scaled": mode == TOKEN_POOLING and pooling.has_token_vectors and not pooling.normalize,
         f"truncate_dim {pooling.truncate_dim}": pooling.truncate_dim,
         "include_prompt false": not pooling.include_prompt,
         f"default prompt {pooling.default_prompt!r}": pooling.default_prompt,
@@ -179,11 +186,66 @@ def _resolve_pooling(config: FinetuneConfig, declared: Pooling | None, name: str
     if names := [part for part, is_declared in left_out.items() if is_declared]:
         log(WarningText(f"{name}: {', '.join(names)}: not part of the model that is trained"))
     defaults = {"pooling": mode, **{key: getattr(pooling, key) for key in POOLING_KEYS}}
-    defaults["normalize"] = pooling.normalize and mode != LEXICAL_POOLING
-    unset: dict[str, Any] = {key: value for key, value in defaults.items() if getattr(settings, key) is None}
-    settings = dataclasses.replace(settings, **unset)
+    defaults["normalize"] = mode == TOKEN_POOLING or (pooling.normalize and mode != LEXICAL_POOLING)
+    if mode == TOKEN_POOLING:
+        settings = _resolve_late_interaction(settings, pooling, config.data.max_length, tokenizer, name)
+    settings = _with_defaults(settings, defaults)
+    if mode == TOKEN_POOLING:
+        add_prefixes(tokenizer, filter(None, (settings.query_prompt, settings.document_prompt)))
     settings.check()
     return dataclasses.replace(config, embedding=settings)
+
+
+def _with_defaults(settings: Any, defaults: Mapping[str, Any]) -> Any:
+    """Returns a section of the configuration with these values in place of null."""
+    return dataclasses.replace(settings, **{key: v for key, v in defaults.items() if getattr(settings, key) is None})
+
+
+def _resolve_late_interaction(
+    settings: EmbeddingConfig, pooling: Pooling, max_length: int, tokenizer: Tokenizer, name: str
+) -> EmbeddingConfig:
+    """Returns the settings with the late interaction that the initial model declares, or ColBERT's.
+
+    Raises:
+        UserError: the vectors have another width than the projection of the initial model, or the vocabulary lacks a
+            token.
+    """
+    for token in settings.late_interaction.skipped_tokens or ():
+        if tokenizer.token_to_id(token) is None:
+            raise UserError(
+                f"embedding.late_interaction.skipped_tokens has {token!r}, which the vocabulary lacks: remove it"
+            )
+    declared = pooling.interaction if pooling.has_token_vectors else COLBERT
+    length = settings.late_interaction.query_length or declared.query_length
+    if length is None or declared is COLBERT:
+        length = min(length or max_length, max_length)
+    expanded = declared.expanded_length or 0
+    if settings.late_interaction.query_length is not None or declared is COLBERT:
+        expanded = length if expanded else 0
+    defaults = {
+        "query_length": length,
+        "expanded_length": expanded,
+        "attends_to_expansion": declared.attends_to_expansion,
+        "expansion_token": declared.expansion_token,
+        "skipped_tokens": [token for token in declared.skipped_tokens if tokenizer.token_to_id(token) is not None],
+        "skipping_roles": list(declared.skipping_roles),
+    }
+    interaction = _with_defaults(settings.late_interaction, defaults)
+    expansion_id(tokenizer, make_interaction(interaction))  # raises UserError
+    if (kernel := pooling.projection) is not None and settings.dimensions not in (None, kernel.shape[1]):
+        raise UserError(
+            f"embedding.dimensions is {settings.dimensions}, but {name} projects hidden states to {kernel.shape[1]} "
+            "features: leave it out, the width comes with the weights"
+        )
+    width = settings.token_dimensions if kernel is None else kernel.shape[1]
+    settings = dataclasses.replace(settings, dimensions=width, late_interaction=interaction)
+    query, document = (marker for _, marker in STANFORD_PREFIXES.values())
+    has_prompt = settings.query_prompt is not None or settings.document_prompt is not None
+    if has_prompt or pooling.has_token_vectors or pooling.query_prompt or pooling.document_prompt:
+        return settings
+    if any(tokenizer.token_to_id(marker) is None for marker in (query, document)):
+        return settings
+    return dataclasses.replace(settings, query_prompt=f"{query} ", document_prompt=f"{document} ")
 
 
 # Sequence to sequence
@@ -234,6 +296,7 @@ TASK_KINDS: dict[str, TaskKind] = {
         forward=embed,
         make_loss=make_embedding_loss,
         resolve=_resolve_pooling,
+        init_modules=("bert", "predictions", PROJECTION),
     ),
     "sequence_to_sequence": TaskKind(
         _sequence_loss,

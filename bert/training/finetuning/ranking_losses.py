@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -14,6 +14,8 @@ from jaxtyping import Bool, Float
 from bert.config import EmbeddingConfig, RerankerConfig
 from bert.model.array_types import Array
 from bert.model.dropout import Dropout
+from bert.model.late_interaction import EMPTY_SCORE
+from bert.model.reductions import normalized
 from bert.parallel.backends import gather_rows_if_axis, psum_if_axis
 from bert.training.length_groups import SequenceOutputs, apply_to_groups, groups_of
 from bert.training.losses import Apply, Batch, Loss, TaskLoss, WeightedSum, WeightedSums, expected_rows
@@ -28,19 +30,42 @@ FLOAT_MIN = jnp.finfo(jnp.float32).min
 """Logit of an entry that is excluded from a softmax."""
 
 
+PRODUCTS_AT_ONCE = 2**24
+"""Maximum number of products of MaxSim that are in memory at once, for 64 MiB."""
+
+
+class Comparison(NamedTuple):
+    """How queries and documents are compared. Their embeddings have the shape V: [D], or [T, E] for tokens.
+
+    Attributes:
+        own: queries [B, *V] and documents [B, C, *V] of the same rows -> scores [B, C].
+        all: queries [B, *V] and all documents [N, *V] -> scores [B, N].
+    """
+
+    own: Callable[[Array, Array], Array]
+    all: Callable[[Array, Array], Array]
+
+
+PRODUCTS = Comparison(partial(jnp.einsum, "bd,bcd->bc"), partial(jnp.einsum, "bd,nd->bn"))
+"""Inner products: cosines of vectors of length 1."""
+
+
 def embedding_loss(settings: EmbeddingConfig, axis: str | None, maximum: bool = False) -> TaskLoss:
     """Returns the loss of a run, as a function of `SequenceOutputs`, or of the outputs of rows [B, texts * D].
+
+    With a vector per token, D is T * E.
 
     Args:
         axis: name of the device axis over which the rows of a batch are sharded; None if an array has all rows.
         maximum: of texts with windows, use the maximum over the windows instead of the mean.
     """
+    compare = max_sim_of(settings.late_interaction.query_length) if settings.has_token_vectors else PRODUCTS
     losses: dict[str, Callable[..., tuple[WeightedSum, ...]]] = {
-        "in_batch": partial(in_batch_loss, temperature=settings.divisor, axis=axis),
-        "triplet": partial(triplet_loss, margin=settings.margin),
-        "margin_mse": partial(margin_mse_loss, temperature=settings.divisor),
+        "in_batch": partial(in_batch_loss, temperature=settings.divisor, axis=axis, compare=compare),
+        "triplet": partial(triplet_loss, margin=settings.margin, compare=compare),
+        "margin_mse": partial(margin_mse_loss, temperature=settings.divisor, compare=compare),
         "same_label": partial(same_label_loss, temperature=settings.divisor, axis=axis),
-        "cosent": partial(cosent_loss, temperature=settings.divisor, axis=axis),
+        "cosent": partial(cosent_loss, temperature=settings.divisor, axis=axis, compare=compare),
         "cosine": cosine_loss,
     }
     one, widths = losses[settings.loss], settings.matryoshka or ()
@@ -51,6 +76,8 @@ def embedding_loss(settings: EmbeddingConfig, axis: str | None, maximum: bool = 
         if isinstance(outputs, SequenceOutputs):
             outputs = outputs.of_rows(batch, axis, maximum, bool(settings.normalize))
         texts = 1 + batch["document_numbers"].shape[-1] if "document_numbers" in batch else 1
+        if settings.has_token_vectors:
+            return one(outputs.reshape(len(outputs), texts, -1, settings.token_dimensions), batch)
         embeddings = outputs.reshape(len(outputs), texts, -1)
         if settings.is_lexical:
             return *one(embeddings, batch), *lexical_sums(embeddings, batch, settings, axis)
@@ -67,10 +94,53 @@ def embedding_loss(settings: EmbeddingConfig, axis: str | None, maximum: bool = 
     )
 
 
-def normalized(embeddings: Float[Array, "*places D"]) -> Float[Array, "*places D"]:
-    """Returns vectors scaled to length 1; zero vectors stay zero and have a zero gradient."""
-    squares = jnp.sum(jnp.square(embeddings), axis=-1, keepdims=True)
-    return embeddings * jax.lax.rsqrt(jnp.maximum(squares, 1e-24))
+def max_sim_of(query_length: int | None) -> Comparison:
+    """Returns MaxSim: the sum over a query's vectors of their maximum product with a document's vectors.
+
+    See Khattab and Zaharia 2020, equation 3, and `bert.model.late_interaction.max_sim`. Zero vectors are no vectors.
+
+    Args:
+        query_length: maximum number of tokens of a query; None for the length of the arrays.
+    """
+
+    def own(queries: Float[Array, "B T E"], documents: Float[Array, "B C S E"]) -> Float[Array, "B C"]:
+        def of_block(block: tuple[Array, Array]) -> Array:
+            return _reduce_products(jnp.einsum("bte,bcse->bcts", *block), block[1])
+
+        queries, (_, texts, length, _) = queries[:, :query_length], documents.shape
+        return _map_blocks(of_block, (queries, documents), queries.shape[1] * texts * length)
+
+    def every(queries: Float[Array, "B T E"], documents: Float[Array, "N S E"]) -> Float[Array, "B N"]:
+        def of_block(block: tuple[Array]) -> Array:
+            return _reduce_products(jnp.einsum("bte,nse->bnts", *block, documents), documents)
+
+        queries, (texts, length, _) = queries[:, :query_length], documents.shape
+        return _map_blocks(of_block, (queries,), queries.shape[1] * texts * length)
+
+    return Comparison(own, every)
+
+
+def _reduce_products(products: Float[Array, "*pairs T S"], documents: Float[Array, "*texts S E"]) -> Array:
+    """Returns the sum over T of the maximum over the tokens S of a document; `EMPTY_SCORE` without any."""
+    is_token = jnp.any(documents != 0, axis=-1)
+    best = jnp.max(jnp.where(is_token[..., None, :], products, EMPTY_SCORE), axis=-1)
+    return jnp.where(jnp.any(is_token, axis=-1), jnp.sum(best, axis=-1), EMPTY_SCORE)
+
+
+def _map_blocks(function: Callable[[Any], Array], arrays: tuple[Array, ...], products_per_row: int) -> Array:
+    """Applies a function to blocks of rows [B, ...], so that up to `PRODUCTS_AT_ONCE` are in memory.
+
+    Products are computed again for the gradients. A block has rows of all parts of the batch, so that the devices of a
+    mesh share each block.
+    """
+    rows = len(arrays[0])
+    sizes = [n for n in range(1, rows + 1) if rows % n == 0]
+    size = max(n for n in sizes if n == 1 or n * products_per_row <= PRODUCTS_AT_ONCE)
+    if size == rows:
+        return function(arrays)
+    blocks = jax.tree.map(lambda x: x.reshape(size, rows // size, *x.shape[1:]).swapaxes(0, 1), arrays)
+    results: Array = jax.lax.map(jax.checkpoint(function, prevent_cse=False), blocks)
+    return results.swapaxes(0, 1).reshape(rows, -1)
 
 
 def lexical_sums(
@@ -103,7 +173,11 @@ def lexical_sums(
 
 
 def in_batch_loss(
-    embeddings: Float[Array, "B texts D"], batch: Batch, temperature: float, axis: str | None
+    embeddings: Float[Array, "B texts *V"],
+    batch: Batch,
+    temperature: float,
+    axis: str | None,
+    compare: Comparison = PRODUCTS,
 ) -> tuple[WeightedSum, ...]:
     """Computes the cross-entropy of each query's positive against all other documents of the batch (InfoNCE).
 
@@ -112,63 +186,66 @@ def in_batch_loss(
 
     Args:
         embeddings: [B, 1 + C, D], the query, its positive and its negatives: vectors of length 1, so that inner
-            products are cosines, or weights of words.
+            products are cosines, or weights of words; [B, 1 + C, T, E] for vectors of tokens.
         batch: has ``query_numbers`` [B], ``document_numbers`` [B, C] (-1 for none), and ``weights`` [B].
     """
-    queries, positives = embeddings[:, 0], embeddings[:, 1]
+    queries = embeddings[:, 0]
     query_numbers, document_numbers = batch["query_numbers"], batch["document_numbers"]
     is_there = (document_numbers >= 0) & (batch["weights"] > 0)[:, None]
     # The number of the query that a document is the positive of.
     answered = jnp.full_like(document_numbers, -1).at[:, 0].set(query_numbers)
     mine = (embeddings[:, 1:], document_numbers, answered, is_there)
     documents, numbers, answered, is_there = gather_rows_if_axis(mine, axis)
-    documents = documents.reshape(-1, documents.shape[-1])
+    documents = documents.reshape(-1, *documents.shape[2:])
     numbers, answered, is_there = (array.reshape(-1) for array in (numbers, answered, is_there))
     is_negative = is_there & (numbers != document_numbers[:, :1]) & (answered != query_numbers[:, None])
-    cosines = jnp.einsum("bd,nd->bn", queries, documents)
-    logits = jnp.where(is_negative, cosines / temperature, FLOAT_MIN)
-    right = jnp.sum(queries * positives, axis=-1) / temperature
+    logits = jnp.where(is_negative, compare.all(queries, documents) / temperature, FLOAT_MIN)
+    right = compare.own(queries, embeddings[:, 1:2])[:, 0] / temperature
     losses = jax.nn.logsumexp(jnp.concatenate([right[:, None], logits], axis=1), axis=1) - right
     hits = (right > jnp.max(logits, axis=1)).astype(jnp.float32)
     weights = batch["weights"]
     return (jnp.sum(losses * weights), jnp.sum(weights)), (jnp.sum(hits * weights), jnp.sum(weights))
 
 
-def triplet_loss(embeddings: Float[Array, "B texts D"], batch: Batch, margin: float) -> tuple[WeightedSum, ...]:
-    """Computes the mean of max(0, ``margin`` - c_p + c_n) over a row's negatives, where c is the cosine with the query.
+def triplet_loss(
+    embeddings: Float[Array, "B texts *V"], batch: Batch, margin: float, compare: Comparison = PRODUCTS
+) -> tuple[WeightedSum, ...]:
+    """Computes the mean of max(0, ``margin`` - s_p + s_n) over a row's negatives, where s is the score with the query.
 
     See Schroff et al. 2015, section 3.1; here with cosines. Also returns the share of rows whose positive is nearest.
 
     Args:
         embeddings, batch: see `in_batch_loss`.
     """
-    cosines, is_there = _own_cosines(embeddings, batch)
-    losses = jax.nn.relu(margin - cosines[:, :1] + cosines[:, 1:])
-    hits = jnp.all(~is_there | (cosines[:, 1:] < cosines[:, :1]), axis=1).astype(jnp.float32)
+    scores, is_there = _own_scores(embeddings, batch, compare)
+    losses = jax.nn.relu(margin - scores[:, :1] + scores[:, 1:])
+    hits = jnp.all(~is_there | (scores[:, 1:] < scores[:, :1]), axis=1).astype(jnp.float32)
     weights = batch["weights"]
     return (_sum_of_rows(losses, is_there, weights), jnp.sum(weights)), (jnp.sum(hits * weights), jnp.sum(weights))
 
 
-def margin_mse_loss(embeddings: Float[Array, "B texts D"], batch: Batch, temperature: float) -> tuple[WeightedSum, ...]:
+def margin_mse_loss(
+    embeddings: Float[Array, "B texts *V"], batch: Batch, temperature: float, compare: Comparison = PRODUCTS
+) -> tuple[WeightedSum, ...]:
     """Computes the squared error of the margins (positive score minus negative score) against a teacher's margins.
 
-    The result is the mean over a row's negatives (Hofstätter et al. 2020, section 3.1). Scores are cosines divided by
-    the temperature.
+    The result is the mean over a row's negatives (Hofstätter et al. 2020, section 3.1). Scores are divided by the
+    temperature.
 
     Args:
         embeddings, batch: see `in_batch_loss`; with the teacher's scores of the documents [B, C] as ``labels``.
     """
-    cosines, is_there = _own_cosines(embeddings, batch)
-    margins, expected = ((scores[:, :1] - scores[:, 1:]) for scores in (cosines / temperature, batch["labels"]))
+    own, is_there = _own_scores(embeddings, batch, compare)
+    margins, expected = ((scores[:, :1] - scores[:, 1:]) for scores in (own / temperature, batch["labels"]))
     weights = batch["weights"]
     return ((_sum_of_rows(jnp.square(margins - expected), is_there, weights), jnp.sum(weights)),)
 
 
-def _own_cosines(
-    embeddings: Float[Array, "B texts D"], batch: Batch
+def _own_scores(
+    embeddings: Float[Array, "B texts *V"], batch: Batch, compare: Comparison
 ) -> tuple[Float[Array, "B C"], Bool[Array, "B negatives"]]:
-    """Returns the cosines of each query with the documents of its row, and a mask of the negatives that exist."""
-    return jnp.einsum("bd,bcd->bc", embeddings[:, 0], embeddings[:, 1:]), batch["document_numbers"][:, 1:] >= 0
+    """Returns the scores of each query with the documents of its row, and a mask of the negatives that exist."""
+    return compare.own(embeddings[:, 0], embeddings[:, 1:]), batch["document_numbers"][:, 1:] >= 0
 
 
 def _sum_of_rows(
@@ -209,14 +286,18 @@ def same_label_loss(
 
 
 def cosent_loss(
-    embeddings: Float[Array, "B texts D"], batch: Batch, temperature: float, axis: str | None
+    embeddings: Float[Array, "B texts *V"],
+    batch: Batch,
+    temperature: float,
+    axis: str | None,
+    compare: Comparison = PRODUCTS,
 ) -> tuple[WeightedSum, ...]:
     """Computes log(1 + sum of exp((c_j - c_i) / temperature)) over all pairs of rows where i has the higher score.
 
-    c is the cosine of a row (Su 2022, "CoSENT: a more effective sentence vector scheme than Sentence-BERT"). The loss
-    is one number per batch, which each device weights by its share of the rows.
+    c is the cosine of a row, or its comparison (Su 2022, "CoSENT: a more effective sentence vector scheme than
+    Sentence-BERT"). The loss is one number per batch, which each device weights by its share of the rows.
     """
-    cosines = jnp.sum(embeddings[:, 0] * embeddings[:, 1], axis=-1)
+    cosines = compare.own(embeddings[:, 0], embeddings[:, 1:2])[:, 0]
     weights = batch["weights"]
     cosines, scores, is_there = gather_rows_if_axis((cosines, batch["labels"], weights > 0), axis)
     expected = (scores[:, None] > scores[None, :]) & is_there[:, None] & is_there[None, :]
@@ -235,7 +316,7 @@ def cosine_loss(embeddings: Float[Array, "B texts D"], batch: Batch) -> tuple[We
 
 def embed(
     model: nn.Module, variables: Any, batch: Batch, dropout: Dropout | None, maximum: bool = False
-) -> Float[Array, "M D"]:
+) -> Float[Array, "M *V"]:
     """Returns the embeddings of rows or of groups (`apply_to_groups`).
 
     Args:

@@ -17,6 +17,7 @@ from bert.data.rows import Rows
 from bert.errors import LOGGER, UserError, require
 from bert.inference.load import load_for_training
 from bert.model.layers import LayerExecution
+from bert.model.names import PROJECTION
 from bert.model.parameters import Params
 from bert.model.pooling import Pooling
 from bert.parallel import multihost
@@ -131,7 +132,8 @@ def resolve_setup(run: RunFolder[FinetuneConfig], log: Log) -> tuple[FinetuneCon
         check_rows_per_label(task, examples["train"])
     init_model = _load_init_model(run, examples["train"], log)
     require_embedding_rows(init_model.tokenizer, init_model.config.known_vocab_size, init_model.name)
-    config = TASK_KINDS[task.kind].resolve(config, init_model.pooling, init_model.name, log)
+    parts = (init_model.pooling, init_model.tokenizer, init_model.name)
+    config = TASK_KINDS[task.kind].resolve(config, *parts, log)
     task = task.with_settings(config).with_target_tokenizer(init_model.target_tokenizer)
     data = task.to_config(data)
     if data.pair_truncation is None and not run.resumed:  # null in an older run is longest_first
@@ -213,7 +215,7 @@ def _load_source_model(run: RunFolder[FinetuneConfig], train: Any, log: Log) -> 
         return InitialModel(
             model,
             source.tokenizer,
-            source.params,
+            _with_projection(source.params, source.pooling),
             source.origin,
             pooling=source.pooling,
             head=head,
@@ -229,6 +231,12 @@ def _load_source_model(run: RunFolder[FinetuneConfig], train: Any, log: Log) -> 
         tokenizer = train_tokenizer(iter(_source_texts(config, train)), config.tokenizer)
         report_size(tokenizer, config.tokenizer, "data.dir")
     return InitialModel(with_vocab_size(config.model, embedding_rows(tokenizer)), tokenizer, None, "none")
+
+
+def _with_projection(params: Params, pooling: Pooling | None) -> Params:
+    """Returns the parameters with the projection of vectors of tokens, if the pooling has one."""
+    kernel = None if pooling is None else pooling.projection
+    return params if kernel is None else {**params, PROJECTION: {"kernel": kernel}}
 
 
 def _make_target_tokenizer(config: TokenizerConfig, train: Any) -> Tokenizer:

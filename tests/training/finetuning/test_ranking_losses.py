@@ -13,7 +13,7 @@ import pytest
 
 from bert.config import EmbeddingConfig, ModelConfig, RerankerConfig
 from bert.data.batching import LengthGroups
-from bert.data.rows import TOKEN_ARRAYS, number_texts
+from bert.data.rows import SCORE_MASK, TOKEN_ARRAYS, number_texts
 from bert.model.dropout import Dropout
 from bert.model.heads import BertForEmbedding, BertForMultipleChoice
 from bert.model.pooling import Pooling
@@ -36,6 +36,7 @@ T, B, C = 8, 16, 3
 CONFIG = ModelConfig(61, 16, 1, 2, 32, max_position_embeddings=T, initializer_range=0.3)
 MODEL = BertForEmbedding(CONFIG)
 SPLADE = BertForEmbedding(CONFIG, pooling="splade")
+TOKENS = BertForEmbedding(CONFIG, pooling="tokens", dimensions=6)
 FLOPS = {"pooling": "splade", "query_flops_weight": 0.5, "document_flops_weight": 0.25}
 
 
@@ -261,7 +262,7 @@ def test_words_that_are_trained_are_those_that_embed_computes(softcap: float | N
     assert 0.1 < np.mean(found == 0) < 0.9
 
 
-@pytest.mark.parametrize("mode", [mode for mode in TRAINED_POOLING_MODES if mode != "splade"])
+@pytest.mark.parametrize("mode", [mode for mode in TRAINED_POOLING_MODES if mode not in ("splade", "tokens")])
 def test_what_is_trained_is_what_embed_computes(mode: str) -> None:
     random = np.random.default_rng(0)
     states = random.normal(size=(5, T, 6)).astype(np.float32)
@@ -283,6 +284,8 @@ def gradients(place: str, micro_batches: int, loss: str) -> tuple[Any, Any]:
     model, settings = MODEL, EmbeddingConfig(loss=loss, temperature=0.3, matryoshka=[4])
     if loss == "splade":
         model, settings = SPLADE, EmbeddingConfig(temperature=3.0, **FLOPS)
+    elif loss == "tokens":
+        model, settings = TOKENS, EmbeddingConfig(pooling="tokens", dimensions=6)
 
     def apply(params: Any, batch: Any, dropout: Dropout | None) -> Any:
         return embed(model, {"params": params}, batch, dropout)
@@ -294,6 +297,9 @@ def gradients(place: str, micro_batches: int, loss: str) -> tuple[Any, Any]:
         )
     )
     batch = labelled(batch_of()) if loss == "same_label" else batch_of()
+    if loss == "tokens":  # queries are extended, and documents skip a token
+        batch[SCORE_MASK] = batch["attention_mask"] * (batch["input_ids"] % 7 > 0)
+        batch[SCORE_MASK][:, 0] = 1
     batch = LengthGroups([5], T, parallel.row_shares * micro_batches, False, (0,) * 4).divide_sequences(batch)
     grads, sums = step(parallel.put_state(initial_params(model)), parallel.shard_batch(batch, micro_batches))
     return parallel.to_host(grads), parallel.to_host(sums)
@@ -301,7 +307,11 @@ def gradients(place: str, micro_batches: int, loss: str) -> tuple[Any, Any]:
 
 @pytest.mark.medium
 @pytest.mark.parametrize(
-    "loss", ["in_batch", *(pytest.param(loss, marks=pytest.mark.slow) for loss in ("cosent", "same_label", "splade"))]
+    "loss",
+    [
+        "in_batch",
+        *(pytest.param(loss, marks=pytest.mark.slow) for loss in ("cosent", "same_label", "splade", "tokens")),
+    ],
 )
 @pytest.mark.parametrize(
     ("place", "micro_batches"),
