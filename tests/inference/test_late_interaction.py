@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,9 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 from scipy.sparse import csr_array
+from scipy.stats import spearmanr
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import BertPreTokenizer
 
 import bert
 from bert.config import EmbeddingConfig, FinetuneConfig
+from bert.config.options import LateInteractionConfig
 from bert.inference import search
 from bert.model.late_interaction import LateInteraction
 from bert.model.pooling import PooledDense, Pooling
@@ -20,6 +27,7 @@ from bert.model.pretraining import BertForPreTraining
 from bert.training.finetuning.kinds import TASK_KINDS
 from tests.tiny_models import CONFIG, model_of
 
+NAMES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[unused0]", "[unused1]", "a", "!"]
 TEXTS = ["ba ko", "ri", "tu lo mi", "a b c d", "ba", "ko ri", "lo", "mi ba"]
 PROJECTION = PooledDense(
     np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32), None, "torch.nn.modules.linear.Identity"
@@ -147,12 +155,67 @@ def test_a_corpus_that_cannot_be_compared_is_an_error(model: bert.Pretrained, co
         model.search("ba", corpus)
 
 
-def test_methods_without_an_equivalent_are_errors(model: bert.Pretrained, tmp_path: Path, monkeypatch) -> None:
-    with pytest.raises(bert.UserError, match="evaluate does not compare: use search"):
-        model.evaluate([{"query": "a", "positive": "b"}])
-    for format in ("onnx", "stablehlo"):
-        with pytest.raises(bert.UserError, match=f"which {format} does not express: export it as hf"):
-            model.save(tmp_path / "out", format)
+@pytest.mark.medium
+def test_evaluation_compares_by_max_sim(model: bert.Pretrained) -> None:
+    """Ranks among the documents of all rows, and the order of pairs with scores; other models are compared with it."""
+    rows = [{"query": text, "positive": other} for text, other in itertools.pairwise(TEXTS)]
+    scores = model.similarity([row["query"] for row in rows], [row["positive"] for row in rows])
+    ranks = 1 + np.sum(scores >= np.diag(scores)[:, None], axis=1) - 1
+    found = model.evaluate(rows, compare=model)
+    assert found.metrics["mrr_at_10"] == pytest.approx(np.mean(1 / ranks))
+    assert found.comparison.metrics == found.metrics
+    pairs = [{"text_a": text, "text_b": TEXTS[0], "score": number} for number, text in enumerate(TEXTS)]
+    expected = spearmanr(model.similarity(TEXTS, TEXTS[:1])[:, 0], np.arange(len(TEXTS))).statistic
+    assert model.evaluate(pairs).metrics["spearman"] == pytest.approx(expected)
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    ("format", "pooling"),
+    [
+        ("onnx", POOLING),
+        ("stablehlo", dataclasses.replace(POOLING, normalize=False, similarity="meanmaxsim", dense=(
+            PooledDense(PROJECTION.kernel, np.ones(4, np.float32), "torch.nn.modules.activation.Tanh"),),
+            interaction=LateInteraction(expanded_length=6, attends_to_expansion=True, expansion_token="a",
+                                        skipped_tokens=("b",), skipping_roles=("query",)))),
+    ],
+)  # fmt: skip
+def test_a_graph_returns_the_vectors(
+    format: str, pooling: Pooling, model: bert.Pretrained, tmp_path: Path, monkeypatch
+) -> None:
+    """With the code of its README.md."""
+    if format == "onnx":
+        pytest.importorskip("onnxruntime")
+        pytest.importorskip("onnx")
+    model = model.replace(architecture="Bert", pooling=pooling)
+    model.save(tmp_path / "out", format, lambda text: None)
+    monkeypatch.chdir(tmp_path / "out")
+    code = "".join(block.split("```")[0] for block in Path("README.md").read_text().split("```python\n")[1:])
+    code = code.replace('"one text"', '"ba ko", "lo"').replace('"another text"', '"ri", "a b c d tu lo mi"')
+    result: dict[str, Any] = {}
+    exec(code, result)
+    for name, texts in (("query", ["ba ko", "lo"]), ("document", ["ri", "a b c d tu lo mi"])):
+        found = result[{"query": "queries", "document": "documents"}[name]]
+        for actual, expected in zip(found, model.embed(texts, prompt=name), strict=True):
+            np.testing.assert_allclose(actual, expected, atol=1e-5)
+    signature = json.loads(Path("signature.json").read_text())
+    assert [port["name"] for port in signature["outputs"]][-2:] == ["token_embeddings", "token_mask"]
+    assert signature["pooling"]["interaction"]["expanded_length"] == pooling.interaction.expanded_length
+
+
+@pytest.mark.medium
+def test_a_graph_of_8_bits_is_compared(model: bert.Pretrained, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    said: list[str] = []
+    model.replace(architecture="Bert").save(
+        tmp_path / "out", "onnx", said.append, quantize="int8", dev=TEXTS, tolerance=0.5
+    )
+    assert any("| cosine with the float model | 1.0000 |" in text for text in said)
+
+
+def test_methods_without_an_equivalent_are_errors(model: bert.Pretrained, monkeypatch) -> None:
+    with pytest.raises(bert.UserError, match="made compares queries with documents, and the data has the columns text"):
+        model.evaluate([{"text": "a", "label": "b"}, {"text": "b", "label": "b"}])
     with pytest.raises(bert.UserError, match="long_texts is windows, but made has an embedding per token"):
         model.embed(["ba"], long_texts="windows")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: SimpleNamespace())
@@ -160,16 +223,53 @@ def test_methods_without_an_equivalent_are_errors(model: bert.Pretrained, tmp_pa
         bert.MtebEncoder(model)
 
 
-def test_fine_tuning_needs_another_pooling() -> None:
-    resolve = TASK_KINDS["embedding"].resolve
-    config = FinetuneConfig(task="embedding")
-    with pytest.raises(bert.UserError, match=r"made pools by tokens, which is not trained: set embedding\.pooling to"):
-        resolve(config, POOLING, "made", pytest.fail)
+def resolved(declared: Pooling | None, tokenizer: Any, log: Any = pytest.fail, **settings: Any) -> EmbeddingConfig:
+    config = FinetuneConfig(task="embedding", embedding=EmbeddingConfig(**settings))
+    return TASK_KINDS["embedding"].resolve(config, declared, tokenizer, "made", log).embedding
+
+
+def test_another_pooling_is_trained_without_the_projection(model: bert.Pretrained) -> None:
     said: list[str] = []
-    config = dataclasses.replace(config, embedding=EmbeddingConfig(pooling="mean"))
-    assert resolve(config, POOLING, "made", said.append).embedding.query_prompt == "x "
+    assert resolved(POOLING, model.tokenizer, said.append, pooling="mean").query_prompt == "x "
     [warned] = said
     assert "its Dense modules" in warned and "similarity maxsim" in warned
+
+
+def test_settings_are_those_of_the_initial_model(model: bert.Pretrained) -> None:
+    settings = resolved(POOLING, model.tokenizer)
+    assert (settings.pooling, settings.normalize, settings.dimensions) == ("tokens", True, 4)
+    assert (settings.query_prompt, settings.document_prompt) == ("x ", "y ")
+    assert settings.late_interaction == LateInteractionConfig(8, 8, False, None, ["b", "##a"], ["document"])
+    shorter = resolved(POOLING, model.tokenizer, late_interaction=LateInteractionConfig(query_length=5))
+    assert (shorter.late_interaction.query_length, shorter.late_interaction.expanded_length) == (5, 5)
+    with pytest.raises(bert.UserError, match=r"embedding\.dimensions is 5, but made projects hidden states to 4"):
+        resolved(POOLING, model.tokenizer, dimensions=5)
+    said: list[str] = []
+    layer = PooledDense(PROJECTION.kernel, np.ones(4, np.float32), PROJECTION.activation)
+    other = dataclasses.replace(POOLING, dense=(layer,), normalize=False, similarity="meanmaxsim")
+    assert resolved(other, model.tokenizer, said.append).dimensions == 128
+    assert all(part in said[0] for part in ("Dense modules", "vectors that are not scaled", "similarity meanmaxsim"))
+    square = PooledDense(np.eye(4, dtype=np.float32) * 2, None, PROJECTION.activation)
+    both = dataclasses.replace(POOLING, dense=(PROJECTION, square))
+    np.testing.assert_array_equal(both.projection, 2 * PROJECTION.kernel)
+
+
+def test_a_plain_encoder_has_the_settings_of_colbert() -> None:
+    """Prefixes are the unused tokens of the vocabulary, which become special tokens."""
+    tokenizer = Tokenizer(WordLevel({name: row for row, name in enumerate(NAMES)}, "[UNK]"))
+    tokenizer.pre_tokenizer = BertPreTokenizer()
+    tokenizer.add_special_tokens(NAMES[:5])
+    settings = resolved(None, tokenizer, pooling="tokens")
+    assert settings.late_interaction == LateInteractionConfig(32, 32, False, None, ["!"], ["document"])
+    assert (settings.dimensions, settings.query_prompt, settings.document_prompt) == (128, "[unused0] ", "[unused1] ")
+    assert tokenizer.encode("[unused0] a!", add_special_tokens=False).tokens == ["[unused0]", "a", "!"]
+    plain = resolved(None, tokenizer, pooling="tokens", query_prompt="", late_interaction=LateInteractionConfig(
+        expanded_length=0, skipped_tokens=[]))  # fmt: skip
+    assert (plain.query_prompt, plain.document_prompt, plain.late_interaction.skipped_tokens) == ("", "", [])
+    assert plain.late_interaction.expanded_length == 0
+    for name, value in (("skipped_tokens", ["?"]), ("expansion_token", "?")):
+        with pytest.raises(bert.UserError, match=r"the vocabulary (lacks|has no token '\?')"):
+            resolved(None, tokenizer, pooling="tokens", late_interaction=LateInteractionConfig(**{name: value}))
 
 
 def test_weights_that_are_not_finite_are_an_error(model: bert.Pretrained) -> None:

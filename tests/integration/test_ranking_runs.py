@@ -8,6 +8,7 @@ import random
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 import pytest
 import yaml
@@ -16,6 +17,8 @@ import bert
 from bert.commands.finetune import main
 from bert.commands.predictions import predict_command as predict
 from bert.data.rows import ChoiceRows, QueryDocumentRows
+from bert.model.heads import BertForEmbedding
+from bert.model.late_interaction import LateInteraction
 from bert.model.pooling import Pooling
 from tests.conftest import SMALL_MODEL
 from tests.helpers import assert_interrupted_run_ends_the_same, assert_same_but_for_rounding, results_of
@@ -26,8 +29,14 @@ OPTIONS = [*SMALL_MODEL, "--init=none", "--data.max_length=16", "--data.buckets=
            "--tokenizer.min_frequency=1", "--training.batch_size=16", "--training.eval_batch_size=8",
            "--training.steps=12", "--training.epochs=null", "--training.eval_every=6", "--training.checkpoint_every=4",
            "--training.log_every=3", "--optimizer.learning_rate=1e-2"]  # fmt: skip
-MORE = {"embedding": ["--embedding.matryoshka=8"], "reranker": ["--model.initializer_range=0.2"]}
-ROWS = {"embedding": QueryDocumentRows, "reranker": ChoiceRows}
+MORE = {
+    "embedding": ["--embedding.matryoshka=8"],
+    "tokens": ["--embedding.pooling=tokens", "--embedding.dimensions=8", "--data.buckets=[8,12,16]",
+               "--embedding.late_interaction.query_length=8", "--embedding.late_interaction.skipped_tokens=the",
+               "--tokenizer.num_unused_tokens=2"],
+    "reranker": ["--model.initializer_range=0.2"],
+}  # fmt: skip
+ROWS = {"embedding": QueryDocumentRows, "tokens": QueryDocumentRows, "reranker": ChoiceRows}
 
 
 def described(count: int) -> list[dict[str, Any]]:
@@ -60,7 +69,8 @@ class Trained(NamedTuple):
 
     @property
     def options(self) -> list[str]:
-        return [f"--config={self.kind}", f"--data.dir={self.data}", *OPTIONS, *MORE[self.kind]]
+        recipe = "embedding" if self.kind == "tokens" else self.kind
+        return [f"--config={recipe}", f"--data.dir={self.data}", *OPTIONS, *MORE[self.kind]]
 
     def rows(self, split: str) -> list[dict[str, Any]]:
         return [json.loads(line) for line in (self.data / f"{split}.jsonl").read_text().splitlines()]
@@ -72,7 +82,7 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     trained = Trained(request.param, folder / "run", folder / "queries")
     trained.data.mkdir()
     for split, count in (("train", 128), ("dev", 20)):
-        rows = (described if trained.kind == "embedding" else ranked)(count)
+        rows = (ranked if trained.kind == "reranker" else described)(count)
         (trained.data / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert main([*trained.options, f"--output_dir={trained.run}"]) == 0
     return trained
@@ -80,10 +90,11 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 of_embeddings = pytest.mark.parametrize("trained", ["embedding"], indirect=True)
 of_rerankers = pytest.mark.parametrize("trained", ["reranker"], indirect=True)
-of_both = pytest.mark.parametrize("trained", ["embedding", "reranker"], indirect=True)
+of_tokens = pytest.mark.parametrize("trained", ["tokens"], indirect=True)
+of_all = pytest.mark.parametrize("trained", ["embedding", "tokens", "reranker"], indirect=True)
 
 
-@of_both
+@of_all
 @pytest.mark.slow
 def test_an_interrupted_run_ends_the_same(trained: Trained, tmp_path: Path, monkeypatch) -> None:
     def train(folder: Path) -> int:
@@ -92,7 +103,7 @@ def test_an_interrupted_run_ends_the_same(trained: Trained, tmp_path: Path, monk
     assert_interrupted_run_ends_the_same(train, tmp_path / "run", trained.run, ROWS[trained.kind], monkeypatch)
 
 
-@of_both
+@of_all
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [[], ["--training.mesh=4x2x1"], ["--training.gradient_accumulation_steps=2"]])
 def test_eight_devices_and_micro_batches_are_as_one(trained: Trained, tmp_path: Path, more: list[str]) -> None:
@@ -245,6 +256,69 @@ def test_a_sparse_encoder_is_trained_scored_and_exported(trained: Trained, tmp_p
     assert_scores_and_predictions_are_repeated(trained._replace(run=run), model, tmp_path)
     model.save(tmp_path / "out")
     np.testing.assert_allclose(bert.load(tmp_path / "out").embed(["red cat"]), model.embed(["red cat"]), atol=1e-5)
+
+
+@of_tokens
+@pytest.mark.medium
+def test_late_interaction_is_trained_scored_and_exported(trained: Trained, tmp_path: Path) -> None:
+    """Dev is scored by MaxSim, as `search` and `rank` compare, and better than by random weights."""
+    results, model = json.loads((trained.run / "results.json").read_text()), bert.load(trained.run)
+    first = model.replace(params=BertForEmbedding(model.config).init(jax.random.key(1), np.ones((1, 8), int))["params"])
+    rows = trained.rows("dev")
+    assert results["dev"]["ndcg_at_10"] > first.score(rows)["ndcg_at_10"] + 0.1
+    interaction = LateInteraction(8, None, 8, skipped_tokens=("the",))
+    expected = Pooling("tokens", True, 16, query_prompt="[unused0] ", document_prompt="[unused1] ",
+                       dense=model.pooling.dense, similarity="maxsim", interaction=interaction)  # fmt: skip
+    assert model.pooling == expected and model.pooling.dense[0].kernel.shape == (16, 8)
+    queries = model.embed([row["query"] for row in rows], prompt="query")
+    assert {query.shape for query in queries} == {(8, 8)}
+    similarities = model.similarity([row["query"] for row in rows], [row["positive"] for row in rows])
+    lines = [line.split("\t") for line in (trained.run / "predictions/dev.tsv").read_text().splitlines()]
+    assert lines[0] == ["index", "maxsim", "rank", "first"]
+    np.testing.assert_allclose(np.diag(similarities), [float(row[1]) for row in lines[1:]], rtol=1e-4)
+    assert_scores_and_predictions_are_repeated(trained, model, tmp_path)
+    [answer] = model.predict(["red cat"])
+    np.testing.assert_allclose(answer.embedding, model.embed("red cat", prompt="query"), atol=1e-6)
+    documents = ["the cat red is here", "the blue bird is here"]
+    assert [document.number for document in model.rank("red cat", documents)] == [0, 1]
+    assert model.search("red cat", documents).indices.tolist() == [0, 1]
+    model.save(tmp_path / "out")
+    again = bert.load(tmp_path / "out")
+    assert again.pooling == model.pooling
+    for text, role in (("red cat", "query"), (documents[0], "document")):
+        np.testing.assert_allclose(again.embed(text, prompt=role), model.embed(text, prompt=role), atol=1e-6)
+    metrics = again.evaluate(rows).metrics
+    assert metrics == pytest.approx({name: results["dev"][name] for name in metrics})
+
+
+@of_tokens
+@pytest.mark.slow
+def test_late_interaction_is_trained_on_with_its_projection(trained: Trained, tmp_path: Path, fails) -> None:
+    """From a run, from an exported folder and with adapters; with a teacher, triplets and pairs with scores."""
+    bert.load(trained.run).save(tmp_path / "out")
+    scored = [{**row, "score": [0.5, 0.1]} for row in trained.rows("train") if "negatives" in row]
+    pairs = [{"text_a": row["query"], "text_b": row["positive"], "score": 1.0 * (number % 2)}
+             for number, row in enumerate(trained.rows("train"))]  # fmt: skip
+    for name, rows in (("scored", scored), ("pairs", pairs)):
+        (tmp_path / name).mkdir()
+        for split in ("train", "dev"):
+            (tmp_path / name / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    base = ["--config=embedding", f"--data.dir={trained.data}", "--data.max_length=16", "--data.buckets=16",
+            "--training.steps=1", "--training.epochs=null", "--training.batch_size=16", "--training.eval_every=1",
+            "--optimizer.learning_rate=1e-9", f"--init={trained.run}"]  # fmt: skip
+    before = bert.load(trained.run)
+    for name, more in (("run", []), ("folder", [f"--init={tmp_path / 'out'}"]), ("lora", ["--lora.rank=2"]),
+                       ("triplet", ["--embedding.loss=triplet"]),
+                       ("teacher", ["--embedding.loss=margin_mse", f"--data.dir={tmp_path / 'scored'}"]),
+                       ("pairs", ["--embedding.loss=cosent", f"--data.dir={tmp_path / 'pairs'}"])):  # fmt: skip
+        assert main([*base, f"--output_dir={tmp_path / name / 'of'}", *more]) == 0
+        after = bert.load(tmp_path / name / "of")
+        assert after.pooling.interaction == before.pooling.interaction
+        np.testing.assert_allclose(after.embed("red cat"), before.embed("red cat"), atol=1e-5)
+    said = fails(main, *base, f"--output_dir={tmp_path / 'x'}", "--data.max_length=8", "--data.long_texts=windows")
+    assert "data.long_texts is windows, but embedding.pooling is tokens" in said
+    said = fails(main, *base, f"--output_dir={tmp_path / 'x'}", "--embedding.late_interaction.query_length=17")
+    assert "queries have up to 17 tokens (embedding.late_interaction), but data.max_length is 16" in said
 
 
 @of_rerankers

@@ -93,7 +93,7 @@ def test_losses_are_those_of_loops(loss: str) -> None:
 def test_gradients_are_differences_of_the_loss() -> None:
     vectors, batch = vectors_and_batch()
     gradient = np.asarray(jax.grad(loss_of)(jnp.asarray(vectors), batch))
-    random, step = np.random.default_rng(1), 1e-3
+    random, step = np.random.default_rng(1), 1e-6
     with jax.enable_x64(True):
         direction = random.normal(size=vectors.shape) * (np.linalg.norm(vectors, axis=-1, keepdims=True) > 0)
         ends = [float(loss_of(jnp.asarray(vectors + sign * step * direction), batch)) for sign in (1, -1)]

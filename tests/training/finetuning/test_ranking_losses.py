@@ -123,6 +123,7 @@ def test_embeddings_of_groups_are_those_of_padded_rows() -> None:
     assert not np.allclose(found[~is_real], expected[~is_real], atol=1e-3), "texts that fill a row have one token"
 
 
+SLOW_LOSSES = ("cosent", "same_label", "splade", "tokens")
 SLOW_PLACES = (("eight", 1), ("one", 4), ("mesh", 2))
 
 
@@ -310,7 +311,7 @@ def gradients(place: str, micro_batches: int, loss: str) -> tuple[Any, Any]:
     "loss",
     [
         "in_batch",
-        *(pytest.param(loss, marks=pytest.mark.slow) for loss in ("cosent", "same_label", "splade", "tokens")),
+        *(pytest.param(loss, marks=pytest.mark.slow) for loss in SLOW_LOSSES),
     ],
 )
 @pytest.mark.parametrize(
