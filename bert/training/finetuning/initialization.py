@@ -19,8 +19,9 @@ from bert.errors import UserError, listed
 from bert.interchange.names import ARCHITECTURES_WITH_LABELS
 from bert.model.decoders import BertForSequenceToSequence
 from bert.model.linear import LORA_A, LORA_B, FrozenWeights
-from bert.model.names import CROSS, output_layer
+from bert.model.names import CROSS, PROJECTION, output_layer
 from bert.model.parameters import params_checksum
+from bert.model.pooling import Pooling
 from bert.runs.folder import RunFolder
 from bert.runs.orbax_io import read_frozen_weights, write_frozen_weights
 from bert.training.initialization import LabelRows, ParameterPath, Params, is_cross_attention
@@ -154,6 +155,12 @@ def _unique(labels: Iterable[str]) -> dict[str, int]:
 def _are_numbered(labels: Sequence[str]) -> bool:
     """Returns whether a model's labels are numbers instead of names."""
     return list(labels) == [f"LABEL_{number}" for number in range(len(labels))]
+
+
+def with_projection(params: Params, pooling: Pooling | None) -> Params:
+    """Returns the parameters of a model with the projection of its vectors of tokens, which its pooling has."""
+    kernel = None if pooling is None else pooling.projection
+    return params if kernel is None else {**params, PROJECTION: {"kernel": kernel}}
 
 
 SHARES = ("none", "embeddings", "all")

@@ -29,6 +29,7 @@ from bert.tasks.splits import read_splits, require_dev
 from bert.tasks.weighted_scores import reliability
 from bert.training.finetuning.data import FinetuningData
 from bert.training.finetuning.evaluation import Evaluator, Split
+from bert.training.finetuning.initialization import with_projection
 from bert.training.finetuning.kinds import TASK_KINDS, build_task_model, make_apply, make_evaluators
 from bert.training.finetuning.setup import Setup
 from bert.training.initialization import Log, Params
@@ -301,4 +302,4 @@ def run_outputs(model: Pretrained, config: FinetuneConfig, split: Split, log: Lo
     )
     tokenizer = model.target_tokenizer or model.tokenizer
     _, evaluator = make_evaluators(task, apply, parallel, config, tokenizer)
-    return evaluator(parallel.put_state(model.params), split)[0]
+    return evaluator(parallel.put_state(with_projection(model.params, model.pooling)), split)[0]

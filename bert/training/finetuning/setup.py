@@ -17,7 +17,6 @@ from bert.data.rows import Rows
 from bert.errors import LOGGER, UserError, require
 from bert.inference.load import load_for_training
 from bert.model.layers import LayerExecution
-from bert.model.names import PROJECTION
 from bert.model.parameters import Params
 from bert.model.pooling import Pooling
 from bert.parallel import multihost
@@ -34,7 +33,7 @@ from bert.tokenizer.vocabulary import embedding_rows, load_tokenizer, require_em
 from bert.training.finetuning.contrastive import check_rows_per_label
 from bert.training.finetuning.distillation import teach
 from bert.training.finetuning.evaluation import Split
-from bert.training.finetuning.initialization import Head
+from bert.training.finetuning.initialization import Head, with_projection
 from bert.training.finetuning.kinds import TASK_KINDS, build_model_and_loss, has_groups_of_rows
 from bert.training.initialization import Log, model_config_from_source, with_fewer_layers, with_vocab_size
 from bert.training.length_groups import over_groups
@@ -215,7 +214,7 @@ def _load_source_model(run: RunFolder[FinetuneConfig], train: Any, log: Log) -> 
         return InitialModel(
             model,
             source.tokenizer,
-            _with_projection(source.params, source.pooling),
+            with_projection(source.params, source.pooling),
             source.origin,
             pooling=source.pooling,
             head=head,
@@ -231,12 +230,6 @@ def _load_source_model(run: RunFolder[FinetuneConfig], train: Any, log: Log) -> 
         tokenizer = train_tokenizer(iter(_source_texts(config, train)), config.tokenizer)
         report_size(tokenizer, config.tokenizer, "data.dir")
     return InitialModel(with_vocab_size(config.model, embedding_rows(tokenizer)), tokenizer, None, "none")
-
-
-def _with_projection(params: Params, pooling: Pooling | None) -> Params:
-    """Returns the parameters with the projection of vectors of tokens, if the pooling has one."""
-    kernel = None if pooling is None else pooling.projection
-    return params if kernel is None else {**params, PROJECTION: {"kernel": kernel}}
 
 
 def _make_target_tokenizer(config: TokenizerConfig, train: Any) -> Tokenizer:

@@ -36,7 +36,7 @@ T, B, C = 8, 16, 3
 CONFIG = ModelConfig(61, 16, 1, 2, 32, max_position_embeddings=T, initializer_range=0.3)
 MODEL = BertForEmbedding(CONFIG)
 SPLADE = BertForEmbedding(CONFIG, pooling="splade")
-TOKENS = BertForEmbedding(CONFIG, pooling="tokens", dimensions=6)
+TOKENS = BertForEmbedding(dataclasses.replace(CONFIG, initializer_range=0.1), pooling="tokens", dimensions=6)
 FLOPS = {"pooling": "splade", "query_flops_weight": 0.5, "document_flops_weight": 0.25}
 
 
@@ -286,7 +286,7 @@ def gradients(place: str, micro_batches: int, loss: str) -> tuple[Any, Any]:
     if loss == "splade":
         model, settings = SPLADE, EmbeddingConfig(temperature=3.0, **FLOPS)
     elif loss == "tokens":
-        model, settings = TOKENS, EmbeddingConfig(pooling="tokens", dimensions=6)
+        model, settings = TOKENS, EmbeddingConfig(temperature=3.0, pooling="tokens", dimensions=6)
 
     def apply(params: Any, batch: Any, dropout: Dropout | None) -> Any:
         return embed(model, {"params": params}, batch, dropout)
