@@ -8,11 +8,18 @@ import string
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
 import bert
+from bert.config import EmbeddingConfig
+from bert.config.options import LateInteractionConfig
+from bert.data.late_interaction import tokenize_scored_queries
+from bert.data.rows import token_arrays
+from bert.model.heads import BertForEmbedding
+from bert.training.finetuning.ranking_losses import embedding_loss
 from tests.real.family_cases import CASES
 from tests.real.hf_models import drawn, torch, transformers
 
@@ -217,3 +224,125 @@ def test_folders_of_stanford(kind: str, encoder: Path, library: Any, tmp_path: P
     if metadata is not None:
         (tmp_path / "theirs/artifact.metadata").write_text(json.dumps(metadata))
     assert_equal(tmp_path / "theirs", tmp_path, library, notes=3 + (metadata is None))
+
+
+QUERIES = ["who makes music?", "shares, fell", "a", "the number 3"]
+COLUMNS = [
+    ["Someone makes music.", "The shares fell by 2%.", "b", "It is 3, not 4!"],
+    ["Nobody, nowhere.", "The sun rose", "c d e f g", "It is 4."],
+]
+
+
+def loss_and_gradients(folder: Path, loss: str, scores: np.ndarray | None, temperature: float) -> tuple[float, Any]:
+    """Returns our loss of the texts, and its gradients by tensor name."""
+    model = bert.load(folder)
+    pooling = model.pooling
+    rows = [[pooling.document_prompt + text for text in texts] for texts in zip(*COLUMNS, strict=True)]
+    queries = [pooling.query_prompt + text for text in QUERIES]
+    encoded = tokenize_scored_queries(model.tokenizer, queries, rows, scores, 31, pooling.interaction)
+    batch = encoded.batch(np.arange(4), 32, 4)
+    width = pooling.projection.shape[1]
+    module = BertForEmbedding(model.config, pooling="tokens", dimensions=width)
+    length = LateInteractionConfig(query_length=pooling.interaction.query_length)
+    settings = EmbeddingConfig(loss, temperature, pooling="tokens", dimensions=width, late_interaction=length)
+
+    def total(params: Any) -> Any:
+        flat = [batch[name].reshape(-1, 32) for name in token_arrays(batch)]
+        vectors = module.apply({"params": params}, *flat)
+        sums = embedding_loss(settings, None).sums(vectors.reshape(4, -1), batch)[0]
+        return sums[0] / sums[1]
+
+    params = {"bert": model.params["bert"], "projection": {"kernel": pooling.projection}}
+    value, gradients = jax.jit(jax.value_and_grad(total))(params)
+    layer = gradients["bert"]["encoder"]["layer_0"]
+    return float(value), {
+        "projection": gradients["projection"]["kernel"].T,
+        "word": gradients["bert"]["embeddings"]["word"]["embedding"],
+        "layer": layer["attention"]["value"]["kernel"].T,
+    }
+
+
+def assert_same_loss(folder: Path, loss: str, scores: Any, temperature: float, theirs: Any, parts: Any) -> None:
+    """Compares the value and gradients. ``parts`` are the encoder of the library and its projection."""
+    encoder, projection = parts
+    theirs.backward()
+    parameters = dict(encoder.named_parameters())
+    expected = {
+        "projection": projection.grad,
+        "word": parameters["embeddings.word_embeddings.weight"].grad,
+        "layer": parameters["encoder.layer.0.attention.self.value.weight"].grad,
+    }
+    value, gradients = loss_and_gradients(folder, loss, scores, temperature)
+    assert value == pytest.approx(theirs.item(), rel=1e-5)
+    for name, gradient in gradients.items():
+        difference = np.linalg.norm(gradient - expected[name].numpy())
+        assert difference <= 1e-5 * np.linalg.norm(gradient), name
+
+
+@pytest.mark.parametrize(
+    ("kind", "loss"), [("classic", "in_batch"), ("attended", "in_batch"), ("classic", "margin_mse")]
+)
+def test_the_loss_is_that_of_sentence_transformers(
+    kind: str, loss: str, encoder: Path, library: Any, tmp_path: Path
+) -> None:
+    from sentence_transformers.multi_vector_encoder import losses
+
+    settings = {**NATIVE[kind], "texts": {**NATIVE[kind]["texts"], "max_seq_length": 31}}
+    folder = native(encoder, tmp_path / "theirs", **settings)
+    model = library.MultiVectorEncoder(str(folder), device="cpu").eval()
+    scores = None
+    features = [model.preprocess(QUERIES, prompt=settings.get("prompts", {}).get("query"), task="query")]
+    prompt = settings.get("prompts", {}).get("document")
+    features += [model.preprocess(texts, prompt=prompt, task="document") for texts in COLUMNS]
+    for part, task in zip(features, ("query", "document", "document"), strict=True):
+        part["task"] = task
+    if loss == "in_batch":
+        value = losses.MultiVectorMultipleNegativesRankingLoss(model, scale=0.5)(features)
+    else:
+        scores = np.random.default_rng(0).normal(size=(4, 2)).astype(np.float32)
+        value = losses.MultiVectorMarginMSELoss(model)(features, torch.tensor(scores))
+    parts = model[0].auto_model, model[1].linear.weight
+    assert_same_loss(folder, loss, scores, 2.0 if loss == "in_batch" else 1.0, value, parts)
+
+
+def test_the_loss_is_that_of_pylate(encoder: Path, library: Any, tmp_path: Path) -> None:
+    """Needs a version of sentence-transformers that PyLate supports, which others lack."""
+    pylate_library = pytest.importorskip("pylate", reason="pylate is not installed")
+    if hasattr(library, "MultiVectorEncoder"):
+        pytest.skip("this version of sentence-transformers is newer than pylate supports")
+    from pylate import losses
+
+    (tmp_path / "dense").mkdir()
+    kernel = np.random.default_rng(0).normal(size=(16, 32)).astype(np.float32)
+    save_file({"linear.weight": kernel}, tmp_path / "dense" / "model.safetensors")
+    folder = pylate(encoder, tmp_path / "theirs", tmp_path / "dense", **PYLATE["classic"])
+    model = pylate_library.models.ColBERT(str(folder), device="cpu").eval()
+    features = [model.tokenize(QUERIES, is_query=True, pad=True)]
+    features += [model.tokenize(texts, is_query=False, pad=True) for texts in COLUMNS]
+    value = losses.Contrastive(model, temperature=2.0)(features)
+    parts = model[0].auto_model, model[1].linear.weight
+    assert_same_loss(folder, "in_batch", None, 2.0, value, parts)
+
+
+def test_a_trained_model_has_the_same_vectors(encoder: Path, library: Any, tmp_path: Path) -> None:
+    """From a published folder, whose settings and projection are kept, and from a plain BERT with unused tokens."""
+    rows = [{"query": f"number {n}", "positive": f"the digits, {n} of a number!"} for n in range(16)]
+    overrides = {"training.batch_size": 8, "training.steps": 4, "training.epochs": None, "data.max_length": 40,
+                 "optimizer.learning_rate": 1e-2, "embedding.pooling": "tokens"}  # fmt: skip
+    published = native(encoder, tmp_path / "theirs", **NATIVE["classic"])
+    for name, init in (("published", published), ("plain", encoder)):
+        run = bert.finetune("embedding", init=init, train=rows, output_dir=tmp_path / name, overrides=overrides)
+        model = run.model
+        if name == "published":
+            before = bert.load(published)
+            kept = (model.pooling.query_prompt, model.pooling.interaction.skipped_tokens, model.embedding_size)
+            assert kept == (before.pooling.query_prompt, before.pooling.interaction.skipped_tokens, 16)
+            assert 0 < np.abs(model.pooling.projection - before.pooling.projection).max() < 0.1
+        else:
+            assert (model.pooling.document_prompt, model.embedding_size) == ("[unused1] ", 128)
+        model.save(tmp_path / f"{name} out")
+        theirs = library.MultiVectorEncoder(str(tmp_path / f"{name} out"), device="cpu")
+        for prompt, encode in (("query", theirs.encode_query), ("document", theirs.encode_document)):
+            pairs = zip(model.embed(TEXTS, prompt=prompt), encode(TEXTS, convert_to_numpy=True), strict=True)
+            for actual, expected in pairs:
+                np.testing.assert_allclose(actual, expected, atol=1e-5)
