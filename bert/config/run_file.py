@@ -293,6 +293,7 @@ DERIVED_KEYS = (
     "embedding.query_prompt",
     "embedding.document_prompt",
     "embedding.dimensions",
+    "embedding.temperature",
     *(f"embedding.late_interaction.{field.name}" for field in dataclasses.fields(LateInteractionConfig)),
     "lora.checksum",
 )

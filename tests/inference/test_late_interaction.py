@@ -183,7 +183,7 @@ def test_evaluation_compares_by_max_sim(model: bert.Pretrained) -> None:
 def test_a_graph_returns_the_vectors(
     format: str, pooling: Pooling, model: bert.Pretrained, tmp_path: Path, monkeypatch
 ) -> None:
-    """With the code of its README.md."""
+    """Runs the code of its README.md."""
     if format == "onnx":
         pytest.importorskip("onnxruntime")
         pytest.importorskip("onnx")

@@ -190,6 +190,7 @@ def _resolve_pooling(
     if mode == TOKEN_POOLING:
         settings = _resolve_late_interaction(settings, pooling, config.data.max_length, tokenizer, name)
     settings = _with_defaults(settings, defaults)
+    settings = _with_defaults(settings, {"temperature": settings.divisor})
     if mode == TOKEN_POOLING:
         add_prefixes(tokenizer, filter(None, (settings.query_prompt, settings.document_prompt)))
     settings.check()
