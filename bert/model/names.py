@@ -49,7 +49,7 @@ ENCODER_DECODER = "BertForSequenceToSequence"
 
 GlobalTokenKind = Literal["first", "before_separator", "after_separator", "given"]
 """Tokens with global attention: the first one, those before the first separator, those from two tokens after it, or
-those of a ``global_attention_mask``.
+the tokens that a ``global_attention_mask`` selects.
 """
 
 GLOBAL_TOKENS: dict[str, GlobalTokenKind] = {
