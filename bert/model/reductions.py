@@ -87,13 +87,11 @@ def token_dropout_factors(
     (Lin et al. 2023; EsmEmbeddings in transformers, modeling_esm.py).
     """
     if packing is not None:
-        members = packing.example_ids[:, None] == 1 + jnp.arange(packing.cls_positions.shape[1])[:, None]
+        members = packing.example_ids[:, :, None] == packing.example_ids[:, None, :]
     else:
         members = (jnp.ones(is_mask.shape) if attention_mask is None else attention_mask)[:, None]
     shares = mean_over(is_mask[..., None].astype(jnp.float32), members)[..., 0]
     factors = (1 - MASKED_IN_TRAINING) / jnp.maximum(1 - shares, 1 / is_mask.shape[1])
-    if packing is not None:
-        factors = jnp.take_along_axis(factors, jnp.maximum(packing.example_ids - 1, 0), axis=1)
     return jnp.where(is_mask, 0.0, factors)[..., None]
 
 

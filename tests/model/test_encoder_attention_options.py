@@ -156,7 +156,7 @@ def test_token_dropout_by_hand() -> None:
     real = jnp.array([[1, 1, 1, 1, 1, 0]])
     expected = np.array([1, 0, 1, 0, 1, 1]) * 0.88 / (1 - 2 / 5)
     np.testing.assert_allclose(token_dropout_factors(is_mask, real)[0, :, 0], expected, rtol=1e-6)
-    packing = Packing(jnp.array([[1, 1, 1, 2, 2, 0]]), jnp.array([[0, 1, 2, 0, 1, 0]]), jnp.array([[0, 3, 0]]))
+    packing = Packing(jnp.array([[1, 1, 1, 2, 2, 0]]), jnp.array([[0, 1, 2, 0, 1, 0]]), jnp.array([[0]]))
     expected = 0.88 * np.array([1 / (1 - 1 / 3), 0, 1 / (1 - 1 / 3), 0, 1 / (1 - 1 / 2)])
     np.testing.assert_allclose(token_dropout_factors(is_mask, real, packing)[0, :5, 0], expected, rtol=1e-6)
     assert np.isfinite(token_dropout_factors(jnp.ones((1, 3), bool), jnp.zeros((1, 3)))).all()
