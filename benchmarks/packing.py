@@ -1,37 +1,45 @@
 """Compares packed and unpacked rows of English Wikipedia: fraction of padding, and real tokens per second of training.
 
     PYTHONPATH=. python benchmarks/packing.py [--shared ../shared] [--cache_dir DIR] [--input_format nsp]
+    PYTHONPATH=. python benchmarks/packing.py --finetune sst2 --data GLUE/SST-2 --init MODEL --batch_size 32
 
 Uses BERT's uncased vocabulary. Both kinds of rows hold the same examples. Training steps with mini's sizes, dropout and
 equally many rows run in turns in one process, so that other load affects both. Quote the ratios, and on a busy machine
-the ratio of processor time.
+the ratio of processor time. With --finetune, the steps are those of a recipe with and without `data.packing`.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import math
 import statistics
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from tokenizers import Tokenizer
 
-from bert.config import DataConfig, ModelConfig, OptimizerConfig, PretrainConfig
+from bert.config import DataConfig, FinetuneConfig, ModelConfig, OptimizerConfig, PretrainConfig, recipe_folder
+from bert.config.yaml_io import load_config
 from bert.data.pretraining.build import build_examples
 from bert.data.pretraining.dataset import open_rows
 from bert.data.pretraining.loader import PretrainingLoader, RowSource, make_masking
 from bert.data.pretraining.packing import EXAMPLE_LENGTH
+from bert.data.windows import row_shape
 from bert.parallel.backends import PmapParallelism
+from bert.runs.folder import RunFolder
 from bert.runtime.process import reexec_with_huge_pages
 from bert.tokenizer.vocabulary import embedding_rows, load_tokenizer
+from bert.training.finetuning.data import make_loader
+from bert.training.finetuning.setup import resolve_setup
 from bert.training.optimizer import make_optimizer
 from bert.training.pretraining.objectives import build_model_and_loss
-from bert.training.step import TrainState, make_train_step
+from bert.training.step import TrainState, compile_bucketed_train_step, make_train_step
 
 
 class OneExampleARow:
@@ -66,7 +74,13 @@ def main() -> None:
     parser.add_argument("--sequence_length", type=int, default=512)
     parser.add_argument("--batch_size", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--finetune", metavar="RECIPE")
+    parser.add_argument("--data", help="the data of the recipe")
+    parser.add_argument("--init", help="the model to fine-tune")
     options = parser.parse_args()
+    if options.finetune:
+        finetune(options)
+        return
     length = options.sequence_length
     corpus = options.corpus or options.shared / "data/pretrain/enwiki/train.txt"
     tokenizer = load_tokenizer(options.shared / "data/vocab/bert-base-uncased")
@@ -130,6 +144,44 @@ def speed(config: DataConfig, options: argparse.Namespace, tokenizer: Tokenizer,
     for clock, spent in (("seconds", seconds), ("processor seconds", busy)):
         cost = statistics.median(b / a for a, b in zip(spent["unpacked"], spent["packed"], strict=True))
         print(f"a packed step takes {cost:.3f} times the {clock} for {more:.3f} times the tokens: {more / cost:.3f}")
+
+
+def finetune(options: argparse.Namespace) -> None:
+    """Runs steps of a recipe in turns, each twice because the first one compiles, and prints tokens per CPU second."""
+    recipe = load_config(FinetuneConfig, recipe_folder() / f"{options.finetune}.yaml")
+    training = dataclasses.replace(recipe.training, batch_size=options.batch_size)
+    sides: dict[str, Any] = {}
+    for name in ("padded", "packed"):
+        data = dataclasses.replace(recipe.data, dir=options.data, packing=name == "packed")
+        config = dataclasses.replace(recipe, data=data, training=training, init=options.init, output_dir="unused")
+        config, setup = resolve_setup(RunFolder(Path("unused"), config, resumed=False), print)
+        optimizer = make_optimizer(config.optimizer, 1_000_000)
+        step = compile_bucketed_train_step(setup.loss, optimizer, 0, "hash", setup.parallel)
+        params = jax.jit(setup.model.init)(jax.random.key(0), jnp.zeros((*row_shape(setup.train), 8), jnp.int32))
+        state = TrainState.create(params["params"], optimizer, setup.loss.metrics)
+        sides[name] = (make_loader(setup, config), step, setup.parallel.put_state(state), setup.parallel)
+    tokens, computed, busy = (dict[str, list[float]]((name, []) for name in sides) for _ in range(3))
+    for turn in range(2 * options.rounds):
+        for name, (loader, step, state, parallel) in sides.items():
+            began = time.process_time()
+            batch = loader.batch(turn % options.rounds)
+            state, metrics = step(state, parallel.shard_batch(batch, 1))
+            metrics.loss.block_until_ready()
+            sides[name] = loader, step, state, parallel
+            if turn >= options.rounds:
+                busy[name].append(time.process_time() - began)
+                tokens[name].append(sum(int(x.sum()) for key, x in batch.items() if key.startswith("attention_mask")))
+                ids = [x.size for key, x in batch.items() if key.startswith("input_ids")]
+                computed[name].append(batch["token_sources"].size if "token_sources" in batch else sum(ids))
+    for name in sides:
+        own, spent = sum(tokens[name]), sum(busy[name])
+        print(
+            f"{options.finetune}, {name}: {sum(computed[name]) / own:.2f} tokens computed for each of the texts, "
+            f"{own / spent:,.0f} tokens per processor second"
+        )
+    costs = [[second / token for second, token in zip(busy[name], tokens[name], strict=True)] for name in sides]
+    ratios = [packed / padded for padded, packed in zip(*costs, strict=True)]
+    print(f"a token in packed rows takes {statistics.median(ratios):.2f} times the processor time (median of {ratios})")
 
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ from tests import shape_checks
 # Before any of them is imported: from here on a wrong shape or type in a call of the core is an error.
 TYPED = (
     "bert.model.mask",
+    "bert.model.packing",
     "bert.model.linear",
     "bert.model.positions",
     "bert.model.attention",

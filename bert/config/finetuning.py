@@ -136,6 +136,10 @@ class TaskDataConfig:
     """Lengths that batches are padded to. Batches whose rows are a random sample are padded in up to four groups of
     similar lengths (embeddings, and on a CPU also taggers and translation). Each length costs a compilation and saves
     padding."""
+    packing: bool = False
+    """Put several texts of a training batch into one row of the encoder. Each attends only to itself and starts at
+    position 0, so that nearly no padding is computed. Batches are then random samples. For tasks with one text or pair
+    per row, and for embeddings of hidden states."""
     max_train_samples: Positive | None = None
     """Train on a random sample of this size (rows, questions, sentences or choices)."""
     max_dev_samples: Positive | None = None
@@ -293,6 +297,8 @@ class FinetuneConfig:
             raise conflict(self, "training.tokens_per_batch", "data.max_length", fix)
         if self.data.long_texts in WINDOW_MODES:
             self._check_windows()
+        if self.data.packing:
+            self._check_packing()
         if self.classifier_pooling != "init" and self.init == "none":
             fix = "set model.pooler_type and model.pooler_input instead"
             raise conflict(self, "classifier_pooling", "init", fix)
@@ -405,9 +411,23 @@ class FinetuneConfig:
         if self.language_model_weight:
             raise conflict(self, "language_model_weight", "data.long_texts", "set data.long_texts to cut or head_tail")
 
+    def _check_packing(self) -> None:
+        """Raises UserError for batches whose texts cannot share rows."""
+        if self.training.tokens_per_batch is not None:
+            fix = "set training.batch_size instead, because packed rows have no padding to limit"
+            raise conflict(self, "data.packing", "training.tokens_per_batch", fix)
+        if self.data.long_texts in WINDOW_MODES:
+            raise conflict(self, "data.packing", "data.long_texts", "set data.long_texts to cut or head_tail")
+
     def check_model(self) -> None:
         """Raises UserError if the model, whose sizes are known now, does not fit the other settings."""
         self.model.check()  # the sizes of init and the keys of the decoder
+        if self.data.packing and self.model.global_attention_sep_id is not None:
+            fix = "remove data.packing, because global tokens attend to a whole row"
+            raise conflict(self, "data.packing", "model.global_attention_sep_id", fix)
+        if self.data.packing and self.embedding.is_lexical:
+            fix = "remove data.packing, because most of the time goes into the weights of words"
+            raise conflict(self, "data.packing", "embedding.pooling", fix)
         if self.language_model_weight and not self.model.causal:
             fix = "remove it, or set init to a causal model"
             raise conflict(self, "language_model_weight", "model.causal", fix)

@@ -164,9 +164,11 @@ def apply_preset(config: AnyConfig, explicit: Collection[str] = ()) -> AnyConfig
     if "model.attention_probs_dropout_prob" not in explicit:
         model = replace(model, attention_probs_dropout_prob=0.0)
     # The kernel supports only masks that are defined by row lengths.
-    no_lengths = isinstance(config, PretrainConfig) and (
-        config.training.objective == "plm" or any(phase.data.packing for phase in phase_configs(config))
-    )
+    if isinstance(config, PretrainConfig):
+        packing = any(phase.data.packing for phase in phase_configs(config))
+    else:
+        packing = config.data.packing
+    no_lengths = packing or config.training.objective == "plm"
     no_kernel = no_lengths or model.attention_probs_dropout_prob > 0 or training.dtype != "bfloat16"
     if training.attention_implementation == "auto" and no_kernel:
         training = replace(training, attention_implementation="xla")

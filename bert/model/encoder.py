@@ -37,6 +37,7 @@ from bert.model.layers import Convolution, Layer, LayerExecution, LayerStates, r
 from bert.model.linear import ACTIVATIONS, Transform, hidden_dense, layer_norm, truncated_normal_init
 from bert.model.mask import GlobalTokens, Mask, Packing, make_mask
 from bert.model.names import GlobalTokenKind
+from bert.model.packing import PLACES, TokenPlaces
 from bert.model.positions import (
     AttentionContext,
     attention_contexts,
@@ -316,6 +317,8 @@ class Encoder(nn.Module):
 class Bert(nn.Module):
     """Embeddings, encoder and pooler.
 
+    If the collection ``packing`` has `TokenPlaces`, the layers compute packed rows. Arguments and outputs stay padded.
+
     Attributes:
         config: model configuration; ``vocab_size`` must be set.
         dtype: type of the computation, float32 or bfloat16.
@@ -374,8 +377,13 @@ class Bert(nn.Module):
             ValueError: T is larger than ``max_position_embeddings``, packed rows would have global tokens, or the model
                 has no global attention.
         """
+        places: TokenPlaces | None = self.get_variable(*PLACES)
+        if places is not None:
+            packing, input_ids = places.packing, places.pack(input_ids)
+            token_type_ids = None if token_type_ids is None else places.pack(token_type_ids)
+            dropout = None if dropout is None else dropout.replace(rows=places.numbers.reshape(-1))
         ids = (input_ids, token_type_ids, position_ids)
-        x = self.embeddings(*ids, packing, dropout, num_queries, attention_mask)
+        x = self.embeddings(*ids, packing, dropout, num_queries, attention_mask if packing is None else None)
         mask = make_mask(self.config, attention_mask, packing) if mask is None else mask
         if token_type_ids is not None and self.config.has_relative_segments:
             mask = mask.replace(segments=token_type_ids)
@@ -384,6 +392,9 @@ class Bert(nn.Module):
             raise ValueError("packed rows have no global tokens: pad rows instead, or leave out global_tokens")
         mask = mask if tokens is None else mask.replace(global_tokens=tokens)
         output = self.encoder(x, mask, dropout, intermediates, cache=cache, num_queries=num_queries)
+        if places is not None:
+            states = map(places.unpack, (output.last_hidden_state, *output.hidden_states))
+            output, packing = EncoderOutput(next(states), hidden_states=tuple(states)), None
         if not self.add_pooling_layer:
             return output
         return output.replace(pooled_output=self.pool_rows(output.last_hidden_state, attention_mask, packing))

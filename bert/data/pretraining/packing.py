@@ -37,6 +37,8 @@ def shortest_pack_first(histogram: np.ndarray, max_examples: int) -> list[tuple[
 
     for length in range(max_length, 0, -1):
         left = int(histogram[length])
+        if not left:
+            continue
         for room in range(max_length, length - 1, -1):  # a filled pack is returned with less room
             while left and with_room[room]:
                 count, pack = with_room[room].pop()

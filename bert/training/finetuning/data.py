@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import jax
 
-from bert.config import FinetuneConfig
-from bert.data.batching import FinetuningLoader, LengthGroups, make_batches
+from bert.config import FinetuneConfig, TaskDataConfig
+from bert.data.batching import FinetuningLoader, LengthGroups, bucket_length, make_batches
+from bert.data.packed_batches import PackedTexts
 from bert.runs.folder import TARGET_TOKENIZER, RunFolder
 from bert.tokenizer.vocabulary import save_tokenizer
 from bert.training.finetuning.distillation import save_targets
@@ -21,6 +22,9 @@ from bert.training.run_length import check_extension, num_train_steps
 NUM_GROUPS = 4
 """Maximum number of groups of a batch on a CPU. Other devices need more tokens at once, and have two."""
 
+
+PACKED_LENGTH = 128
+"""Length of packed rows, unless a text is longer. Attention stays cheap, and rows are nearly full."""
 
 FLOPS_RAMP = 1 / 3
 """Share of the steps over which the weight of the FLOPS regularizer grows."""
@@ -36,17 +40,26 @@ class FinetuningData:
 
 def make_loader(setup: Setup, config: FinetuneConfig) -> FinetuningLoader:
     """Returns the training batches of a configuration."""
-    task, parallel, data, groups = setup.task, setup.parallel, config.data, None
+    task, parallel, data = setup.task, setup.parallel, config.data
+    groups: LengthGroups | None = None
     batches = make_batches(setup.train, config, parallel.row_shares, sorts_by_length(task, config))
     by_rows = has_groups_of_rows(task, config, setup.loss)
-    if by_rows or setup.loss.over_micro_batches:
-        multiple = parallel.row_shares * config.training.gradient_accumulation_steps
+    multiple = parallel.row_shares * config.training.gradient_accumulation_steps
+    if data.packing:
+        groups = _packed_rows(setup, data, multiple)
+    elif by_rows or setup.loss.over_micro_batches:
         count = NUM_GROUPS if jax.default_backend() == "cpu" else 2
         groups = LengthGroups(data.buckets, data.max_length, multiple, by_rows, (0,) * count)
     ramp = None
     if FLOPS in setup.loss.metrics:
         ramp = round(FLOPS_RAMP * num_train_steps(config.training, len(batches)))
     return FinetuningLoader(setup.train, config, parallel.process, batches, groups, ramp)
+
+
+def _packed_rows(setup: Setup, data: TaskDataConfig, shares: int) -> PackedTexts:
+    longest = max(int(setup.train.lengths.max()), min(PACKED_LENGTH, data.max_length))
+    length = bucket_length(longest, data.buckets, data.max_length)
+    return PackedTexts(data.buckets, data.max_length, shares, not setup.loss.over_micro_batches, (0,), length)
 
 
 def build_data(

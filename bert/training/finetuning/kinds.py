@@ -27,6 +27,7 @@ from bert.model.heads import HEADS, BertForEmbedding
 from bert.model.late_interaction import COLBERT, MAX_SIM
 from bert.model.layers import LayerExecution
 from bert.model.names import PROJECTION
+from bert.model.packing import packing_variables
 from bert.model.pooling import Pooling
 from bert.model.reductions import pool_windows
 from bert.parallel.backends import Parallelism
@@ -343,17 +344,18 @@ def task_loss(task: Task, config: FinetuneConfig, axis: str | None = None) -> Ta
 def sorts_by_length(task: Task, config: FinetuneConfig) -> bool:
     """Returns whether the rows of a training batch have similar lengths."""
     has_other_loss = bool(config.language_model_weight) or config.classifier_training == "contrastive"
-    return task_loss(task, config).by_length and not has_other_loss
+    return task_loss(task, config).by_length and not has_other_loss and not config.data.packing
 
 
 def has_groups_of_rows(task: Task, config: FinetuneConfig, loss: Loss) -> bool:
     """Returns whether a training batch is divided into groups of rows (`bert.data.batching.LengthGroups`).
 
-    Batches of rows of similar lengths are not, nor those whose rows are compared. Other devices than CPUs would be
-    slower, because a small batch does not occupy them.
+    Batches of rows of similar lengths are not, nor those whose rows are compared or packed. Other devices than CPUs
+    would be slower, because a small batch does not occupy them.
     """
     has_similar_rows = sorts_by_length(task, config) or config.training.tokens_per_batch is not None
-    return jax.default_backend() == "cpu" and not has_similar_rows and not loss.over_micro_batches
+    is_cpu = jax.default_backend() == "cpu"
+    return is_cpu and not has_similar_rows and not loss.over_micro_batches and not config.data.packing
 
 
 def make_apply(
@@ -368,7 +370,10 @@ def make_apply(
             return params
         return traverse_util.path_aware_map(lambda path, x: jax.lax.stop_gradient(x) if frozen(path) else x, params)
 
-    return lambda params, batch, dropout: forward(model, {"params": stop_gradients(params)}, batch, dropout)
+    def apply(params: Params, batch: Batch, dropout: Dropout | None) -> Any:
+        return forward(model, {"params": stop_gradients(params), **packing_variables(batch)}, batch, dropout)
+
+    return apply
 
 
 def make_evaluators(

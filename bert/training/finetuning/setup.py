@@ -14,6 +14,7 @@ from bert.config import FinetuneConfig, ModelConfig, TokenizerConfig
 from bert.config.model import PairTruncation
 from bert.data.corpus.vocabulary import first_texts, measure_losses, report_size, warn_of_losses
 from bert.data.rows import Rows
+from bert.data.windows import row_shape
 from bert.errors import LOGGER, UserError, require
 from bert.inference.load import load_for_training
 from bert.model.layers import LayerExecution
@@ -146,6 +147,8 @@ def resolve_setup(run: RunFolder[FinetuneConfig], log: Log) -> tuple[FinetuneCon
     if has_groups_of_rows(task, config, loss):
         loss = over_groups(loss)
     splits = {name: Split(split, task.features(init_model.tokenizer, split, data)) for name, split in examples.items()}
+    if config.data.packing and not loss.over_micro_batches and len(row_shape(splits["train"].features)) > 1:
+        raise UserError(f"data.packing is true, but the rows of {config.task} have several choices: remove it")
     taught = None
     if config.distillation.is_used:
         config, taught = teach(run.path, config, task, splits["train"], init_model.tokenizer, log)
