@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import statistics
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bert.commands.cli.arguments import MODEL, CommandParser, log_to_stderr, parse, run_command
-from bert.config import FinetuneConfig
+from bert.config import FinetuneConfig, PretrainConfig
 from bert.errors import LOGGER, UserError, require
 from bert.files import atomic_write, local_path
 from bert.remote import is_url, readable_path
@@ -32,9 +33,13 @@ OPTIONS = {
     "when the run has ended, and continues where it was interrupted.",
 }
 
+FOLLOWING_DESCRIPTION = """Fine-tunes the checkpoints of a pretraining run on recipes, as transfer_every does, in
+another process."""
+
 SCORING_DESCRIPTION = """Scores the embeddings of a model with the package mteb, which downloads the data of its tasks.
 Results are kept in output_dir, and are not measured again. bert benchmark glue fine-tunes on all tasks of GLUE instead,
-with --follow RUN from the checkpoints of a run while it trains: see bert benchmark glue --help."""
+with --follow RUN from the checkpoints of a run while it trains, and bert benchmark transfer --follow RUN fine-tunes
+these on any recipes: pass glue --help or transfer --help."""
 
 NUM_SEEDS = 3
 """Default number of seeds per task."""
@@ -68,7 +73,7 @@ GLUE = {
 }
 """Recipe -> task."""
 
-BENCHMARKS = ("glue", "mteb", "nanobeir")
+BENCHMARKS = ("glue", "transfer", "mteb", "nanobeir")
 
 
 @run_command
@@ -76,6 +81,8 @@ def benchmark_command(argv: list[str]) -> int:
     """Runs `bert benchmark` and returns its exit status."""
     if argv and argv[0] == "glue":
         return run_glue(argv[1:])
+    if argv and argv[0] == "transfer":
+        return run_transfer(argv[1:])
     parser = CommandParser("bert benchmark", SCORING_DESCRIPTION)
     parser.add_argument("name", choices=BENCHMARKS, metavar="NAME", help=f"The benchmark: {', '.join(BENCHMARKS)}.")
     parser.add_argument("model", type=readable_path, metavar="MODEL", help=f"{MODEL} Its embeddings are scored.")
@@ -106,7 +113,7 @@ def run_glue(argv: list[str]) -> int:
 
     configs, followed = glue_configs(argv)
     if followed is not None:
-        return follow_glue(Path(followed), configs)
+        return follow_run(followed, lambda config: configs)
     folder = Path(next(iter(configs.values())).output_dir or "").parent
     runs: dict[str, Run] = {}
     try:
@@ -126,14 +133,42 @@ def run_glue(argv: list[str]) -> int:
     return 0
 
 
-def follow_glue(run: Path, configs: Mapping[str, FinetuneConfig]) -> int:
-    """Scores the checkpoints of a run, and prints the scores of each and the table of the best one."""
+def run_transfer(argv: list[str]) -> int:
+    """Fine-tunes the checkpoints of a run on recipes.
+
+    Raises:
+        UserError: an argument is invalid, or a recipe or its data cannot be used.
+    """
+    parser = CommandParser("bert benchmark transfer", FOLLOWING_DESCRIPTION)
+    parser.add_argument("--follow", type=local_path, metavar="RUN", required=True, help=OPTIONS["follow RUN"])
+    parser.add_argument(
+        "--tasks", metavar="NAMES", help="Recipes or YAML files, separated by commas. Defaults to transfer of the run."
+    )
+    arguments = parser.parse_arguments(argv)
+
+    def recipes(config: PretrainConfig) -> dict[str, FinetuneConfig]:
+        from bert.training.pretraining.transfer import transfer_config, transfer_names
+
+        config = dataclasses.replace(config, transfer=arguments.tasks or config.transfer, output_dir=arguments.follow)
+        if config.transfer is None:
+            raise UserError(f"command line: {arguments.follow} has no transfer: name recipes with --tasks")
+        return {name: transfer_config(config, name) for name in transfer_names(config)}
+
+    return follow_run(arguments.follow, recipes)
+
+
+def follow_run(run: str, recipes: Callable[[PretrainConfig], Mapping[str, FinetuneConfig]]) -> int:
+    """Scores the checkpoints of a run, and prints the scores of each and the table of the best one.
+
+    Args:
+        recipes: configuration of the run -> configurations of the tasks by name.
+    """
     from bert.runs.report import align_columns
     from bert.runtime.interrupts import Interrupted
-    from bert.training.pretraining.checkpoint_scores import follow, score_rows
+    from bert.training.pretraining.checkpoint_scores import follow, read_config, score_rows
 
     try:
-        lines = follow(run, configs, LOGGER.info)
+        lines = follow(Path(run), recipes(read_config(Path(run))), LOGGER.info)
     except Interrupted as stop:
         print("interrupted; the same command continues the benchmark")
         return stop.status

@@ -73,7 +73,7 @@ class PretrainConfig:
     transfer_every: Positive | None = None
     """Steps between two checkpoints from which transfer is also fine-tuned while the run trains, a multiple of
     training.checkpoint_every. Scores are in transfer.jsonl and curves.png; the best checkpoint is kept. null: only at
-    the end. bert benchmark glue --follow RUN scores the checkpoints of a run in another process."""
+    the end. bert benchmark transfer --follow RUN scores the checkpoints of a run in another process."""
     loggers: list[LoggerName] | None = None
     """Loggers of metrics besides metrics.jsonl: tensorboard, wandb (Weights & Biases), mlflow, or several separated by
     commas; [] for none. Defaults to tensorboard if tensorboardX is installed."""

@@ -62,6 +62,10 @@ def test_errors(glue, tmp_path, fails):
     assert f"--follow {tmp_path / 'nowhere'} is not a folder" in fails(main, *follow, f"{tmp_path / 'nowhere'}")
     assert "holds no run (no config.yaml): name the folder of a pretraining run" in fails(main, *follow, str(glue))
     assert "gs://x/run, which is not a local path" in fails(main, *follow, "gs://x/run")
+    assert "required: --follow" in fails(main, "transfer")
+    assert f"--follow {tmp_path / 'nowhere'} is not a folder" in fails(
+        main, "transfer", f"--follow={tmp_path / 'nowhere'}"
+    )
     assert "argument NAME" in fails(main, "superglue", "model")
     assert "needs --tasks" in fails(main, "mteb", "model")
     assert "--tasks is for mteb" in fails(main, "nanobeir", "model", "--tasks=x")
@@ -135,3 +139,17 @@ def test_the_checkpoints_of_a_run_are_scored(pretrained, glue, tmp_path, capsys,
     lines = (run / "transfer.jsonl").read_text()
     assert main(arguments) == 0
     assert (run / "transfer.jsonl").read_text() == lines and len(lines.splitlines()) == 4
+
+
+@pytest.mark.medium
+def test_the_checkpoints_of_a_run_are_scored_on_other_recipes(pretrained, sst2, tmp_path, capsys, fails):
+    """The run is a copy, whose configuration names another folder."""
+    run, mine = Path(shutil.copytree(pretrained, tmp_path / "run")), tmp_path / "mine.yaml"
+    assert "has no transfer: name recipes with --tasks" in fails(main, "transfer", f"--follow={run}")
+    assert "transfer sst2 names no data" in fails(main, "transfer", f"--follow={run}", "--tasks=sst2")
+    content = f"task: sst2\ndata: {{dir: {sst2}, max_length: 16, buckets: [16]}}\n"
+    mine.write_text(f"{content}training: {{batch_size: 8, epochs: 1}}\n")
+    assert main(["transfer", f"--follow={run}", f"--tasks={mine}"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in printed[-3:]] == ["step", "3", "6"] and "mine" in printed[-3]
+    assert {json.loads(line)["task"] for line in (run / "transfer.jsonl").read_text().splitlines()} == {"mine"}

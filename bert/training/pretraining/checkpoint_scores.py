@@ -154,7 +154,7 @@ def follow(
         UserError: the folder holds no pretraining run, or a recipe or its data cannot be used.
         Interrupted: a signal was received.
     """
-    config = _pretraining_config(run)
+    config = read_config(run)
     for name, recipe in recipes.items():
         _check_length(recipe, name, config)
         check_recipe(recipe, name, selects_best=True)
@@ -211,7 +211,8 @@ def _finish(run: Path, scores: CheckpointScores, config: PretrainConfig) -> None
         plot_curves(run, final_subject(config, results))
 
 
-def _pretraining_config(run: Path) -> PretrainConfig:
+def read_config(run: Path) -> PretrainConfig:
+    """Returns the configuration of a run to follow. Raises UserError if the folder holds no pretraining run."""
     if not (run / "config.yaml").is_file():
         problem = "holds no run (no config.yaml)" if run.is_dir() else "is not a folder"
         raise UserError(f"command line: --follow {run} {problem}: name the folder of a pretraining run")
