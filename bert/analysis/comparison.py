@@ -19,12 +19,20 @@ from bert.config.phases import PhaseConfig, held_out_data
 from bert.config.run_file import check_vocabulary, flatten, load_run_config
 from bert.errors import LOGGER, UserError, format_number, quoted
 from bert.runs.folder import KINDS
-from bert.runs.metrics_log import read_metrics, read_results, scored_splits
-from bert.runs.plots import RunCurves, Subject
+from bert.runs.metrics_log import (
+    best_transfer_step,
+    read_metrics,
+    read_results,
+    read_transfer_scores,
+    scored_splits,
+)
+from bert.runs.plots import RunCurves, Subject, read_curves
 from bert.training.finetuning.results import final_subject
 from bert.training.pretraining.results import curves_subject
 
 Rows = list[tuple[str, ...]]
+
+BEST_STEP = "best checkpoint, step"
 
 HELD_OUT_KEYS: dict[type, tuple[str, ...]] = {
     PretrainConfig: (*("data.eval", "data.seed", "training.objective"), *(f"data.{name}" for name in OF_HELD_OUT_ROWS)),
@@ -38,7 +46,7 @@ class ComparedRun:
     """A run, which may be unfinished.
 
     Attributes:
-        lines: lines of metrics.jsonl for each seed.
+        lines: lines of metrics.jsonl for each seed, and in pretraining the scores of checkpoints (`read_curves`).
         results: content of results.json for each seed that has ended.
     """
 
@@ -81,6 +89,7 @@ class ComparedRun:
                 name = "eval" if isinstance(self.config, PretrainConfig) else "dev"
                 scores = _by_name([_named(name, lines[-1]) for lines in map(_evaluations, self.lines) if lines])
             wrong = [name for name, values in scores.items() if not all(isinstance(x, (int, float)) for x in values)]
+            scores |= _checkpoint_scores(self.path)
         except (AttributeError, KeyError, TypeError):  # a value of another type where a dictionary is expected
             scores, wrong = {}, ["a split"]
         if wrong:
@@ -113,9 +122,8 @@ def _read_run(path: Path) -> ComparedRun:
     check_vocabulary(path)
     results = read_results(path)
     if isinstance(config, PretrainConfig) or config.num_seeds == 1:
-        lines = read_metrics(path)
-        _warn_of_missing_lines(path, lines, results)
-        return ComparedRun(path, config, [lines], [results] if results else [], 1)
+        _warn_of_missing_lines(path, read_metrics(path), results)
+        return ComparedRun(path, config, [read_curves(path)], [results] if results else [], 1)
     seeds = [path / f"seed-{seed}" for seed in range(config.seed, config.seed + config.num_seeds)]
     ended = results["runs"] if results else [one for one in map(read_results, seeds) if one]
     return ComparedRun(
@@ -178,6 +186,14 @@ def _transfer_scores(results: dict[str, Any]) -> dict[str, list[float]]:
     }
 
 
+def _checkpoint_scores(path: Path) -> dict[str, list[float]]:
+    """Returns the step of the checkpoint with the best mean of transfer.jsonl, and its scores, one per seed."""
+    best = best_transfer_step(path)
+    lines = [line for line in read_transfer_scores(path) if line["step"] == best]
+    scores = {f"{line['task']} {line['metric']}, best checkpoint": line.get("scores", [line["mean"]]) for line in lines}
+    return {BEST_STEP: [best], **scores} if best is not None else {}
+
+
 def _named(split: str, scores: dict[str, Any], main_metric: str | None = None) -> dict[str, float]:
     """Returns the scores for which higher or lower is better; scores of single labels are left out."""
     prefix = "" if split == "eval" else f"{split} "
@@ -207,6 +223,7 @@ def score_rows(runs: Sequence[ComparedRun]) -> Rows:
     scores = [run.scores() for run in runs]
     names = dict.fromkeys(name for values in scores for name in values)
     digits = {name: 1 if name in ("perplexity", "seconds", "tokens per second") else 4 for name in names}
+    digits[BEST_STEP] = 0
     rows = [
         (name, *(_score(values[name], digits[name]) if name in values else "-" for values in scores)) for name in names
     ]

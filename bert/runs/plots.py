@@ -312,7 +312,7 @@ class RunCurves:
     Attributes:
         name: name in the legend.
         group: the task, or "pretraining". Each group has its own panels.
-        lines: lines of metrics.jsonl for each seed of the run.
+        lines: lines of metrics.jsonl for each seed of the run, or results of `read_curves`.
         subject: the run's main metric and baselines.
     """
 
@@ -322,10 +322,11 @@ class RunCurves:
     subject: Subject
 
     def metrics(self) -> list[str]:
-        """Returns the losses of the evaluations, without their sum, and the main metric."""
+        """Returns the losses of the evaluations without their sum, the main metric, and scores of checkpoints."""
         names = list(dict.fromkeys(name for lines in self.lines for name in metric_names(lines, "eval")))
         losses = [name for name in names if name.endswith("_loss")] or [name for name in names if name == "loss"]
-        return [*losses, *(name for name in names if name == self.subject.main_metric and name not in losses)]
+        main = [name for name in names if name == self.subject.main_metric and name not in losses]
+        return [*losses, *main, *(name for lines in self.lines for name in metric_names(lines, "transfer"))]
 
 
 def plot_comparison(path: Path, runs: Sequence[RunCurves]) -> bool:

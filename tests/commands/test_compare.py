@@ -12,7 +12,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from bert.commands.reports import compare_command as main
-from bert.runs.metrics_log import MetricsLog, write_results
+from bert.runs.metrics_log import MetricsLog, append_transfer_score, write_results
 
 Make = Callable[..., Path]
 
@@ -119,6 +119,26 @@ def test_transfer_is_a_score_of_each_start(pretrained, capsys) -> None:
     assert ["transfer to packages, accuracy, pretrained", "-", "0.4500 ± 0.0707"] in lines
     assert ["transfer to packages, accuracy, random weights", "-", "0.2500 ± 0.0707"] in lines
     assert ["transfer to packages, accuracy, TF-IDF", "-", "0.6000"] in lines
+
+
+def test_scores_of_checkpoints_are_next_to_the_loss(pretrained, capsys, monkeypatch) -> None:
+    """The table has the checkpoint with the best mean over the tasks, the picture a panel for each task."""
+    for name in ("a", "b"):
+        shutil.copytree(pretrained, name)
+    for step, task, scores in ((3, "rte", [0.6, 0.8]), (3, "cola", [0.2]), (6, "rte", [0.5]), (6, "cola", [0.1])):
+        mean = sum(scores) / len(scores)
+        line = {"step": step, "task": task, "metric": "accuracy", "scores": scores, "mean": mean, "recipe": "x"}
+        append_transfer_score("b", line)
+    assert main(["a", "b"]) == 0
+    lines = [re.split(r" {2,}", line.strip()) for line in capsys.readouterr().out.splitlines()]
+    assert ["best checkpoint, step", "-", "3"] in lines
+    assert ["rte accuracy, best checkpoint", "-", "0.7000 ± 0.1414"] in lines
+    assert ["cola accuracy, best checkpoint", "-", "0.2000"] in lines
+    _, panels = drawn(monkeypatch, "a", "b")
+    assert list(panels) == ["mlm loss", "nsp loss", "mlm accuracy", "rte accuracy", "cola accuracy"]
+    [line] = panels["rte accuracy"].lines
+    assert line.get_xydata().tolist() == [[3, 0.7], [6, 0.5]]
+    assert line.get_color() == panels["mlm loss"].lines[-2].get_color(), "the colour of the second run"
 
 
 def test_a_baseline_of_several_runs_is_drawn_once(pretrained, monkeypatch) -> None:
