@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 
 from bert.commands.pretrain import main as pretrain
-from bert.config import DataConfig, ModelConfig, PretrainConfig, TrainingConfig, apply_preset, recipe_folder
+from bert.config import (
+    DataConfig,
+    FinetuneConfig,
+    ModelConfig,
+    PretrainConfig,
+    TaskDataConfig,
+    TrainingConfig,
+    apply_preset,
+    recipe_folder,
+)
 from bert.config.yaml_io import load_config
 from bert.errors import UserError
 from bert.model.dropout import Dropout
@@ -107,6 +116,9 @@ def test_the_fast_preset_is_one_line():
     ):
         execution = LayerExecution(**attention, pad_vocab_to_multiple_of=64)
         assert LayerExecution.from_config(training, heads_of(64), [device]) == execution
+    for packing, attention in ((False, "auto"), (True, "xla")):
+        tuned = FinetuneConfig(data=TaskDataConfig(packing=packing), training=TrainingConfig(preset="fast"))
+        assert apply_preset(tuned).training.attention_implementation == attention
 
 
 FAST, FAST_FILE = "--training.preset fast", "training: {preset: fast"

@@ -59,13 +59,16 @@ def test_batches_that_cannot_be_packed_are_rejected(sst2: Path, tmp_path: Path, 
     assert not (tmp_path / "run").exists()
 
 
-def test_choices_and_weights_of_words_are_rejected(tmp_path: Path, fails) -> None:
+def test_choices_decoders_and_weights_of_words_are_rejected(tmp_path: Path, fails) -> None:
     row = {"query": "red cat", "positive": "a cat is red", "negatives": ["a dog"]}
+    row |= {"source": "red cat", "target": "cat red"}
     for split in ("train", "dev"):
         (tmp_path / f"{split}.jsonl").write_text(json.dumps(row) + "\n")
     options = [f"--data.dir={tmp_path}", f"--output_dir={tmp_path / 'run'}", "--init=none", "--data.packing=true"]
-    options += [*SMALL_MODEL, "--data.max_length=32", "--tokenizer.vocab_size=80", "--tokenizer.min_frequency=1"]
-    assert "the rows of reranker have several choices" in fails(main, "--config=reranker", *options)
+    options += [*SMALL_MODEL, "--data.max_length=32", "--tokenizer.vocab_size=300", "--tokenizer.min_frequency=1"]
+    assert "the task reranker has rows of several choices" in fails(main, "--config=reranker", *options)
+    translation = ["--config=translation", "--training.tokens_per_batch=null"]
+    assert "the task translation has a decoder" in fails(main, *translation, *options)
     splade = fails(main, "--config=embedding", *options, "--embedding.pooling=splade")
     assert "remove data.packing, because most of the time" in splade
     assert not (tmp_path / "run" / "config.yaml").exists()

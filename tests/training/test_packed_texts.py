@@ -103,6 +103,14 @@ QUICK = ("sequence_classification", "rotary positions", "mean")
 """Cases that run often; the others are slow."""
 
 
+ATTENTION = (
+    *("fixed positions", "rotary positions", "local attention", "relative positions", "disentangled attention"),
+    *("linear disentangled attention", "positions of Transformer-XL", "shared keys", "wide heads", "sandwich"),
+    *("pooler of the mean", "convolution", "halting", "modern"),
+)
+"""The `OPTIONS` of which tokens and positions a layer or pooler reads."""
+
+
 def cases(names: Iterable[str]) -> list[Any]:
     return [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
@@ -115,11 +123,9 @@ def test_losses_and_gradients_are_those_of_padded_rows(kind: str) -> None:
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize(
-    "option", cases(name for name, changes in OPTIONS.items() if "global_attention_sep_id" not in changes)
-)
+@pytest.mark.parametrize("option", cases(ATTENTION))
 def test_every_kind_of_attention_can_be_packed(option: str) -> None:
-    """Rotary, ALiBi ("shared keys"), relative and disentangled positions, windows, poolers, convolutions, ..."""
+    """Shared keys have ALiBi, the sandwich has token dropout and local layers."""
     assert_same("sequence_classification", dataclasses.replace(CONFIG, **OPTIONS[option]))
 
 

@@ -147,12 +147,20 @@ def resolve_setup(run: RunFolder[FinetuneConfig], log: Log) -> tuple[FinetuneCon
     if has_groups_of_rows(task, config, loss):
         loss = over_groups(loss)
     splits = {name: Split(split, task.features(init_model.tokenizer, split, data)) for name, split in examples.items()}
-    if config.data.packing and not loss.over_micro_batches and len(row_shape(splits["train"].features)) > 1:
-        raise UserError(f"data.packing is true, but the rows of {config.task} have several choices: remove it")
+    if config.data.packing:
+        _check_packing(config.task, TASK_KINDS[task.kind].has_decoder, loss, splits["train"].features)
     taught = None
     if config.distillation.is_used:
         config, taught = teach(run.path, config, task, splits["train"], init_model.tokenizer, log)
     return config, Setup(parallel, task, splits, init_model, model, apply, loss, frozen, taught)
+
+
+def _check_packing(name: str, has_decoder: bool, loss: Loss, rows: Rows) -> None:
+    """Raises UserError if the encoder reads more than one text per row, or if it may also be the decoder."""
+    has_choices = not loss.over_micro_batches and len(row_shape(rows)) > 1
+    if has_decoder or has_choices:
+        problem = "has a decoder" if has_decoder else "has rows of several choices"
+        raise UserError(f"data.packing is true, but the task {name} {problem}: remove it")
 
 
 def save_setup(run: RunFolder[FinetuneConfig], config: FinetuneConfig) -> RunFolder[FinetuneConfig]:
