@@ -425,8 +425,8 @@ class FinetuneConfig:
         if self.data.packing and self.model.global_attention_sep_id is not None:
             fix = "remove data.packing, because global tokens attend to a whole row"
             raise conflict(self, "data.packing", "model.global_attention_sep_id", fix)
-        if self.data.packing and self.embedding.is_lexical:
-            fix = "remove data.packing, because most of the time goes into the weights of words"
+        if self.data.packing and (self.embedding.is_lexical or self.embedding.has_token_vectors):
+            fix = "remove data.packing, which supports one vector per text, pooled from hidden states"
             raise conflict(self, "data.packing", "embedding.pooling", fix)
         if self.language_model_weight and not self.model.causal:
             fix = "remove it, or set init to a causal model"

@@ -378,16 +378,17 @@ class Bert(nn.Module):
                 has no global attention.
         """
         places: TokenPlaces | None = self.get_variable(*PLACES)
+        padding = attention_mask if places is None else None
         if places is not None:
             packing, input_ids = places.packing, places.pack(input_ids)
             token_type_ids = None if token_type_ids is None else places.pack(token_type_ids)
             dropout = None if dropout is None else dropout.replace(rows=places.numbers.reshape(-1))
         ids = (input_ids, token_type_ids, position_ids)
-        x = self.embeddings(*ids, packing, dropout, num_queries, attention_mask if packing is None else None)
-        mask = make_mask(self.config, attention_mask, packing) if mask is None else mask
+        x = self.embeddings(*ids, packing, dropout, num_queries, padding)
+        mask = make_mask(self.config, padding, packing) if mask is None else mask
         if token_type_ids is not None and self.config.has_relative_segments:
             mask = mask.replace(segments=token_type_ids)
-        tokens = self._find_global_tokens(input_ids, attention_mask, global_attention_mask)
+        tokens = self._find_global_tokens(input_ids, padding, global_attention_mask)
         if tokens is not None and packing is not None:
             raise ValueError("packed rows have no global tokens: pad rows instead, or leave out global_tokens")
         mask = mask if tokens is None else mask.replace(global_tokens=tokens)
