@@ -358,6 +358,9 @@ class FinetuneConfig:
                 f"target_tokenizer is set, but model.share_decoder is {self.model.share_decoder}, with one vocabulary "
                 "for both sides: remove one of the two"
             )
+        if self.has_target_tokenizer and self.model.copy_attention:
+            fix = "remove one of the two, since only tokens of the same vocabulary are copied"
+            raise UserError(f"target_tokenizer is set, but model.copy_attention is true: {fix}")
         if self.has_target_tokenizer and self.init != "none" and self.decoder_init == "encoder":
             fix = "set decoder_init to none, or remove target_tokenizer"
             raise UserError(f"target_tokenizer is set, but decoder_init is encoder, with the vocabulary of init: {fix}")

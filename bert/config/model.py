@@ -28,7 +28,7 @@ MIN_BLOCK = 32
 MAX_BUCKETS = 256
 """Maximum of relative_attention_buckets: one for each distance below 64 in each direction, and as many up to 128."""
 
-DECODER_KEYS = ("decoder_layers", "share_decoder", "decoder_vocab_size")
+DECODER_KEYS = ("decoder_layers", "share_decoder", "decoder_vocab_size", "copy_attention")
 """Keys of ``model`` that only an encoder-decoder uses."""
 
 DISENTANGLED = ("disentangled", "deberta_v1")
@@ -241,6 +241,9 @@ class ModelConfig:
     decoder_vocab_size: Positive | None = None
     """Rows of the decoder's word embedding. Defaults to the size of target_tokenizer's vocabulary, or to vocab_size if
     there is none."""
+    copy_attention: bool = False
+    """Copy tokens of the source into the target with a further attention, for summaries that contain the names of their
+    source (See et al. 2017). Both sides have one vocabulary."""
 
     @property
     def known_vocab_size(self) -> int:
@@ -564,3 +567,6 @@ class ModelConfig:
             raise conflict(self, "model.decoder_layers", "model.share_decoder", fix)
         if self.share_decoder != "none" and self.decoder_vocab_size not in (None, self.vocab_size):
             raise conflict(self, "model.decoder_vocab_size", "model.share_decoder", fix)
+        if self.copy_attention and self.decoder_vocab_size not in (None, self.vocab_size):
+            fix = "remove one of the two, since only tokens of the same vocabulary are copied"
+            raise conflict(self, "model.copy_attention", "model.decoder_vocab_size", fix)

@@ -289,12 +289,19 @@ class LayerCache(struct.PyTreeNode):
 
 
 class Memory(struct.PyTreeNode):
-    """Input of cross-attention: hidden states [B, S, D], usually of an encoder, and the mask over them."""
+    """Input of cross-attention.
+
+    Attributes:
+        hidden_states: [B, S, D], usually of an encoder.
+        mask: the mask over them.
+        token_ids: [B, S], the tokens of the source; None without `bert.model.copying.CopyAttention`.
+    """
 
     __no_type_check__ = True  # jax.tree.map may put any object into a field
 
     hidden_states: Array
     mask: Mask = Mask()
+    token_ids: Array | None = None
 
 
 def make_cache(config: ModelConfig, num_rows: int, num_positions: int, dtype: DTypeLike) -> tuple[LayerCache, ...]:

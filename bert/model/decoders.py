@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Int, Num
 from bert.config import ModelConfig
 from bert.model.array_types import Array, Dtype, PaddingMask
 from bert.model.attention import LayerCache, Memory
+from bert.model.copying import CopyAttention, Copying
 from bert.model.dropout import Dropout, maybe_dropout
 from bert.model.encoder import Bert, EncoderOutput
 from bert.model.layers import LayerExecution
@@ -145,8 +146,8 @@ class BertForSequenceToSequence(PretrainingModel):
     2020).
 
     Attributes:
-        config: the configuration of the encoder, with ``decoder_layers``, ``share_decoder`` and ``decoder_vocab_size``
-            for the decoder.
+        config: the configuration of the encoder, with ``decoder_layers``, ``share_decoder``, ``decoder_vocab_size``
+            and ``copy_attention`` for the decoder. With the last one, logits are log-probabilities that include copies.
     """
 
     def setup(self) -> None:
@@ -155,6 +156,8 @@ class BertForSequenceToSequence(PretrainingModel):
         if self.config.share_decoder != "all":
             self.decoder = Bert(decoder, self.dtype, add_pooling_layer=False, execution=self.execution)
         self.predictions = MaskedLMHead(decoder, self.dtype, self.execution.pad_vocab_to_multiple_of)
+        if self.config.copy_attention:
+            self.copy_attention = CopyAttention(decoder, self.dtype)
 
     def __call__(
         self,
@@ -176,8 +179,9 @@ class BertForSequenceToSequence(PretrainingModel):
         Returns:
             Float32 logits of the next token.
         """
-        x = self.hidden_states(input_ids, target_ids, attention_mask, target_mask, dropout=dropout)
-        return self.predictions.decode(x, self.embedding_table())
+        x, copying = self.hidden_states(input_ids, target_ids, attention_mask, target_mask, dropout=dropout)
+        logits = self.predictions.decode(x, self.embedding_table())
+        return logits if copying is None else copying.mix(logits)
 
     def hidden_states(
         self,
@@ -187,12 +191,13 @@ class BertForSequenceToSequence(PretrainingModel):
         target_mask: PaddingMask | None = None,
         *,
         dropout: Dropout | None = None,
-    ) -> Float[Array, "B T E"]:
-        """Returns the inputs of the decoder matrix, [B, T, E]. Arguments: see `__call__`."""
+    ) -> tuple[Float[Array, "B T E"], Copying | None]:
+        """Returns the inputs of the decoder matrix, [B, T, E], and the copies. Arguments: see `__call__`."""
         memory = self.encode(input_ids, attention_mask, dropout=dropout)
         mask = Mask(keys=target_mask, causal=True, right_padded=True)
         source = None if dropout is None else dropout.fold_in("decoder")
-        return self.predictions.decoder_input(self._decode(target_ids, None, mask, memory, source).last_hidden_state)
+        states = self._decode(target_ids, None, mask, memory, source).last_hidden_state
+        return self.predictions.decoder_input(states), self._copying(states, memory)
 
     def cross_attentions(
         self, input_ids: Int[Array, "B S"], target_ids: Int[Array, "B T"], attention_mask: SourceMask | None = None
@@ -206,7 +211,8 @@ class BertForSequenceToSequence(PretrainingModel):
     ) -> Memory:
         """Encodes the source for cross-attention."""
         hidden = self.bert(input_ids, None, attention_mask, dropout=dropout).last_hidden_state
-        return Memory(hidden, Mask(keys=attention_mask, right_padded=True))
+        ids = input_ids if self.config.copy_attention else None
+        return Memory(hidden, Mask(keys=attention_mask, right_padded=True), ids)
 
     def step(
         self,
@@ -220,10 +226,12 @@ class BertForSequenceToSequence(PretrainingModel):
 
         Args:
             input_ids, position_ids, mask, cache: see `BertForCausalLM.step`.
-            memory: the output of `encode`. Later steps read only its mask.
+            memory: the output of `encode`. Without ``copy_attention``, later steps read only its mask.
         """
         output = self._decode(input_ids, position_ids, mask, memory, cache=cache)
-        return self.predictions(output.last_hidden_state, self.embedding_table()), output.cache
+        logits = self.predictions(output.last_hidden_state, self.embedding_table())
+        copying = self._copying(output.last_hidden_state, memory)
+        return logits if copying is None else copying.mix(logits), output.cache
 
     def decoder_weights(self) -> tuple[Float[Array, "padded_V E"], Float[Array, "padded_V"]]:
         """Returns the decoder's matrix [padded V, E] and bias [padded V]."""
@@ -232,6 +240,9 @@ class BertForSequenceToSequence(PretrainingModel):
     def embedding_table(self) -> Float[Array, "V E"]:
         """Returns the word embeddings of the target, [V, E], which the head shares."""
         return self._target_embedder().embedding_table()
+
+    def _copying(self, states: Float[Array, "B T D"], memory: Memory) -> Copying | None:
+        return self.copy_attention(states, memory) if self.config.copy_attention else None
 
     def _target_embedder(self) -> Bert:
         return self.decoder if self.config.share_decoder == "none" else self.bert

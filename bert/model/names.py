@@ -21,6 +21,7 @@ PREDICTIONS, SEQ_RELATIONSHIP, CLASSIFIER, QA_OUTPUTS = "predictions", "seq_rela
 DETECTION = "discriminator_predictions"
 PROJECTION = "projection"
 DECODER = "decoder"
+COPY_ATTENTION = "copy_attention"
 
 
 LAYER, DECODER_LAYER = "bert/encoder/layer_{}", "decoder/encoder/layer_{}"
@@ -41,7 +42,7 @@ ARCHITECTURES: dict[str, tuple[str, ...]] = {
     "BertForTokenClassification": (CLASSIFIER,),
     "BertForQuestionAnswering": (QA_OUTPUTS,),
     "BertForMultipleChoice": (POOLER, CLASSIFIER),
-    "BertForSequenceToSequence": (DECODER, PREDICTIONS),
+    "BertForSequenceToSequence": (DECODER, PREDICTIONS, COPY_ATTENTION),
 }
 """Module classes of this package, with their parts besides the encoder. A part is loaded or initialized as a whole."""
 
@@ -113,6 +114,7 @@ def parts_of(architecture: str, config: ModelConfig) -> tuple[str, ...]:
     absent: set[str] = {POOLER} if config.causal or config.pooler_type == "norm" else set()
     absent |= set() if has_head else {PREDICTIONS}
     absent |= {DECODER} if config.share_decoder == "all" else set()
+    absent |= set() if config.copy_attention else {COPY_ATTENTION}
     parts = ARCHITECTURES[architecture]
     if config.pools_tokens and POOLER not in parts and not {CLASSIFIER, QA_OUTPUTS}.isdisjoint(parts):
         parts = (POOLER, *parts)

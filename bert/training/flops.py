@@ -11,6 +11,7 @@ from bert.config import FinetuneConfig, ModelConfig, PretrainConfig
 from bert.data.pretraining.masking import Masking
 from bert.errors import UserError, require
 from bert.model.names import (
+    COPY_ATTENTION,
     ENCODER_DECODER,
     GLOBAL_TOKENS,
     GlobalTokenKind,
@@ -42,6 +43,7 @@ FORMULA = {
     GENERATOR: "layers and predictions by these formulas, with the generator's D and F",
     DECODER: "a layer: 16 D^2 + 8 T D (attention to the target and to the source, of T tokens each) + 4 D F, "
     "6 D F if it is gated",
+    COPY_ATTENTION: "2 D^2 + 4 D + 4 T D",
 }
 """FLOPs per token of the forward pass of each part."""
 
@@ -63,7 +65,7 @@ PUBLISHED_LENGTH = 128
 
 PART_ORDER = (
     *(f"embeddings/{table}" for table in ("word", "position", "segment", "norm")),
-    *(ATTENTION, FEED_FORWARD, "layers/norm", CONVOLUTION, POOLER, DECODER, PREDICTIONS, GENERATOR),
+    *(ATTENTION, FEED_FORWARD, "layers/norm", CONVOLUTION, POOLER, DECODER, COPY_ATTENTION, PREDICTIONS, GENERATOR),
 )
 """Order of the parts; further heads come last."""
 
@@ -281,7 +283,7 @@ def count_parts(
         predictions = tokens
     elements: dict[str, int] = {}
     for path, shape in shapes.items():
-        if path[0] not in ("bert", PREDICTIONS, GENERATOR, DECODER) and path[-1] == "kernel":
+        if path[0] not in ("bert", PREDICTIONS, GENERATOR, DECODER, COPY_ATTENTION) and path[-1] == "kernel":
             elements[path[0]] = elements.get(path[0], 0) + math.prod(shape)
     outputs = {name: (count, architecture in TOKEN_HEADS) for name, count in elements.items()}
     permuted = isinstance(config, PretrainConfig) and config.training.objective == "plm"
@@ -295,6 +297,8 @@ def count_parts(
         forward[GENERATOR] = sum(forward_flops(sizes, tokens, (PREDICTIONS,), predictions, {}).values())
     if architecture == ENCODER_DECODER:
         forward |= {DECODER: decoder_flops(model.decoder, tokens)}
+        if model.copy_attention:
+            forward[COPY_ATTENTION] = 2.0 * model.hidden_size * (model.hidden_size + 2 * tokens + 2)
         forward[PREDICTIONS] *= model.decoder.known_vocab_size / model.known_vocab_size
     num_frozen_layers, adapters = 0, False
     frozen: tuple[str, ...] = ()

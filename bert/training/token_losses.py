@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Float, Int
 
 from bert.model.array_types import Array
+from bert.model.copying import Copying
 from bert.model.decoders import BertForCausalLM
 from bert.model.dropout import Dropout
 from bert.model.linear import soft_cap, tied_logits
@@ -102,8 +103,8 @@ def make_classifier_loss(
 def sequence_loss(label_smoothing: float, vocab_size: int, softcap: float | None = None) -> TaskLoss:
     """Returns the loss of the tokens of a target.
 
-    Its outputs are the decoder's hidden states [B, T, E] with the matrix and the bias of the output layer. Its labels
-    [B, T] are IGNORE_INDEX in padding.
+    Its outputs are the decoder's hidden states [B, T, E], the matrix and the bias of the output layer, and the copies
+    or None. Its labels [B, T] are IGNORE_INDEX in padding.
 
     Args:
         label_smoothing: see `decoded_loss`; ``nll`` is the loss without it.
@@ -113,7 +114,7 @@ def sequence_loss(label_smoothing: float, vocab_size: int, softcap: float | None
     def sums(outputs: Any, batch: Batch) -> tuple[WeightedSum, ...]:
         real = (batch["labels"] >= 0).astype(jnp.float32)
         labels = jnp.maximum(batch["labels"], 0)
-        hidden, table, bias = outputs
+        hidden, table, bias, copying = outputs
         return decoded_loss(
             hidden,
             table,
@@ -123,6 +124,7 @@ def sequence_loss(label_smoothing: float, vocab_size: int, softcap: float | None
             label_smoothing=label_smoothing,
             vocab_size=vocab_size,
             softcap=softcap,
+            copying=copying,
         )
 
     def weight(batch: Batch) -> Float[Array, ""]:
@@ -172,6 +174,7 @@ def decoded_loss(
     label_smoothing: float = 0.0,
     vocab_size: int | None = None,
     softcap: float | None = None,
+    copying: Copying | None = None,
     stretch: int | None = None,
 ) -> TokenSums:
     """Computes the loss of every position, and its gradient, with the logits of ``stretch`` positions in memory.
@@ -195,20 +198,30 @@ def decoded_loss(
             7; Vaswani et al. 2017, section 5.4).
         vocab_size: number of tokens V if ``table`` is padded; padding is excluded from the smoothed mean.
         softcap: limit of the logits (`bert.model.linear.soft_cap`); None for none.
+        copying: copies at each position; None for none.
         stretch: positions of each row to decode at a time; None decodes `TOKENS_AT_A_TIME` tokens per device.
     """
     rows, length = labels.shape
     stretch = min(length, stretch or max(1, TOKENS_AT_A_TIME * num_row_shards() // rows))
-    fill = ((0, 0), (0, -length % stretch))
-    inputs = (jnp.pad(hidden_states, (*fill, (0, 0))), jnp.pad(labels, fill), jnp.pad(weights, fill))
-    stretches = tuple(jnp.stack(jnp.split(x, x.shape[1] // stretch, axis=1)) for x in inputs)
-    loss, nll, accuracy = _sums(stretches[0], table, bias, stretches[1:], (label_smoothing, vocab_size, softcap))
+
+    def split(x: Array) -> Array:
+        """[B, T, ...] -> [stretches, B, T of a stretch, ...]."""
+        filled = jnp.pad(x, ((0, 0), (0, -length % stretch), *((0, 0) for _ in x.shape[2:])))
+        return jnp.stack(jnp.split(filled, filled.shape[1] // stretch, axis=1))
+
+    copies = None if copying is None else (split(copying.generate), split(copying.copy))
+    ids = None if copying is None else copying.source_ids
+    targets = (split(labels), split(weights))
+    settings = (label_smoothing, vocab_size, softcap)
+    loss, nll, accuracy = _sums((split(hidden_states), copies), table, bias, (targets, ids), settings)
     weight = jnp.sum(weights)
     return TokenSums((loss, weight), (nll, weight), (accuracy, weight))
 
 
-Targets = tuple[Array, Array]
-"""Labels and weights."""
+States = tuple[Array, tuple[Array, Array] | None]
+"""Hidden states, and the log-probabilities of `Copying`; None without copies."""
+Targets = tuple[tuple[Array, Array], Array | None]
+"""Labels and weights, and the source's token ids; None without copies."""
 Sums = tuple[Array, Array, Array]
 """Sums of the loss, the unsmoothed loss, and correct tokens."""
 Settings = tuple[float, int | None, float | None]
@@ -216,46 +229,53 @@ Settings = tuple[float, int | None, float | None]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _sums(hidden: Array, table: Array, bias: Array, targets: Targets, settings: Settings) -> Sums:
+def _sums(states: States, table: Array, bias: Array, targets: Targets, settings: Settings) -> Sums:
     """Computes the sums over hidden states [stretches, B, T, E] with labels and weights [stretches, B, T]."""
+    of_positions, ids = targets
 
-    def add(sums: Sums, stretch: tuple[Array, Targets]) -> tuple[Sums, None]:
-        loss, others = _stretch_sums(stretch[0], table, bias, stretch[1], settings)
+    def add(sums: Sums, stretch: tuple[States, Any]) -> tuple[Sums, None]:
+        loss, others = _stretch_sums(stretch[0], table, bias, (stretch[1], ids), settings)
         return _add(sums, (loss, *others)), None
 
-    return jax.lax.scan(add, _zeros(), (hidden, targets))[0]
+    return jax.lax.scan(add, _zeros(), (states, of_positions))[0]
 
 
-def _sums_forward(hidden: Array, table: Array, bias: Array, targets: Targets, settings: Settings) -> tuple[Sums, Any]:
+def _sums_forward(states: States, table: Array, bias: Array, targets: Targets, settings: Settings) -> tuple[Sums, Any]:
     """Computes the sums, and the gradients of the loss with respect to hidden states, table and bias."""
     value_and_grad = jax.value_and_grad(_stretch_sums, argnums=(0, 1, 2), has_aux=True)
 
-    def add(carry: tuple[Sums, Any], stretch: tuple[Array, Targets]) -> tuple[tuple[Sums, Any], Array]:
+    of_positions, ids = targets
+
+    def add(carry: tuple[Sums, Any], stretch: tuple[States, Any]) -> tuple[tuple[Sums, Any], States]:
         sums, of_decoder = carry
-        (loss, others), (of_hidden, *grads) = value_and_grad(stretch[0], table, bias, stretch[1], settings)
-        return (_add(sums, (loss, *others)), _add(of_decoder, tuple(grads))), of_hidden
+        (loss, others), (of_states, *grads) = value_and_grad(stretch[0], table, bias, (stretch[1], ids), settings)
+        return (_add(sums, (loss, *others)), _add(of_decoder, tuple(grads))), of_states
 
     start = (_zeros(), (jnp.zeros_like(table), jnp.zeros_like(bias)))
-    (sums, of_decoder), of_hidden = jax.lax.scan(add, start, (hidden, targets))
-    return sums, (of_hidden, *of_decoder, targets)
+    (sums, of_decoder), of_states = jax.lax.scan(add, start, (states, of_positions))
+    return sums, (of_states, *of_decoder, targets)
 
 
 def _sums_backward(settings: Settings, residuals: Any, slopes: Sums) -> tuple[Any, ...]:
-    *grads, (_, weights) = residuals
-    scaled = [(slopes[0] * grad).astype(grad.dtype) for grad in grads]
-    return (*scaled, (None, jnp.zeros_like(weights)))
+    *grads, ((_, weights), _) = residuals
+    scaled = jax.tree.map(lambda grad: (slopes[0] * grad).astype(grad.dtype), grads)
+    return (*scaled, ((None, jnp.zeros_like(weights)), None))
 
 
 _sums.defvjp(_sums_forward, _sums_backward)
 
 
 def _stretch_sums(
-    hidden: Array, table: Array, bias: Array, targets: Targets, settings: Settings
+    states: States, table: Array, bias: Array, targets: Targets, settings: Settings
 ) -> tuple[Array, tuple[Array, Array]]:
     """Computes the sums of the loss, the unsmoothed loss and the correct tokens for hidden states [B, T, E]."""
+    (hidden, copies), ((labels, weights), ids) = states, targets
     label_smoothing, vocab_size, softcap = settings
     logits = soft_cap(tied_logits(hidden, table, bias, hidden.dtype), softcap)
-    sums = token_sums(constrain_activation(logits, None, "tensor"), *targets, label_smoothing, vocab_size)
+    logits = constrain_activation(logits, None, "tensor")
+    if copies is not None and ids is not None:
+        logits = Copying(*copies, ids).mix(logits)
+    sums = token_sums(logits, labels, weights, label_smoothing, vocab_size)
     return sums.loss[0], (sums.nll[0], sums.accuracy[0])
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from bert.config import ModelConfig
 from bert.errors import UserError
 from bert.interchange.families import base
-from bert.interchange.families.base import Family, ParametersByPath, encoder_names
+from bert.interchange.families.base import Family, Limit, ParametersByPath, encoder_names
 from bert.interchange.families.bert import BERT
 from bert.interchange.names import Names
 from bert.model.names import CROSS, DECODER, DECODER_LAYER, POOLER
@@ -167,7 +167,11 @@ ENCODER_DECODER = Family(
     names=Names(NAMES),
     decoder_bias=f"decoder.{BERT.decoder_bias}",
     more_sizes=tuple(OWN_SIZES.values()),
-    limits={**BERT.limits, "position_offset": base.FROM_ROW_0},
+    limits={
+        **BERT.limits,
+        "position_offset": base.FROM_ROW_0,
+        "copy_attention": Limit(False, "its decoder copies no tokens"),
+    },
     fixed=base.ABSOLUTE_POSITIONS,
     has_form=lambda config, architecture: architecture == "BertForSequenceToSequence",
     read_config=_read_config,

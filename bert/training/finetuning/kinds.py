@@ -21,12 +21,13 @@ from bert.data.late_interaction import expansion_id
 from bert.errors import UserError, WarningText
 from bert.inference.load import architecture_of
 from bert.interchange.sentence_transformers.late_interaction import STANFORD_PREFIXES, add_prefixes
+from bert.model.copying import Copying
 from bert.model.decoders import BertForSequenceToSequence, ClassifierWithLanguageModel
 from bert.model.dropout import Dropout
 from bert.model.heads import HEADS, BertForEmbedding
 from bert.model.late_interaction import COLBERT, MAX_SIM
 from bert.model.layers import LayerExecution
-from bert.model.names import PROJECTION
+from bert.model.names import COPY_ATTENTION, PROJECTION
 from bert.model.packing import packing_variables
 from bert.model.pooling import Pooling
 from bert.model.reductions import pool_windows
@@ -263,10 +264,11 @@ def _apply_decoder(model: nn.Module, variables: Any, batch: Batch, dropout: Drop
 
 def _hidden_targets(
     model: BertForSequenceToSequence, batch: Batch, dropout: Dropout | None
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns the decoder's hidden states of the targets, and the matrix and bias of its output layer."""
+) -> tuple[jax.Array, jax.Array, jax.Array, Copying | None]:
+    """Returns the hidden states of the targets, the matrix and bias of the output layer, and the copies."""
     inputs = (batch["input_ids"], batch["target_ids"], batch["attention_mask"])
-    return model.hidden_states(*inputs, dropout=dropout), *model.decoder_weights()
+    hidden, copying = model.hidden_states(*inputs, dropout=dropout)
+    return hidden, *model.decoder_weights(), copying
 
 
 def _sequence_loss(task: Task, config: FinetuneConfig, axis: str | None) -> TaskLoss:
@@ -305,7 +307,7 @@ TASK_KINDS: dict[str, TaskKind] = {
         build_model=_encoder_decoder,
         forward=_apply_decoder,
         make_evaluators=_sequence_evaluators,
-        init_modules=("bert", "decoder", "predictions"),
+        init_modules=("bert", "decoder", "predictions", COPY_ATTENTION),
         init_params=decoder_source,
         initializable=EncoderDecoderInit,
         stacks=STACKS,
