@@ -205,7 +205,7 @@ class PretrainConfig:
         if self.data.input_format != "blocks":
             fix = "set the format to blocks, whose rows continue each other"
             raise conflict(self, "model.memory_length", "data.input_format", fix)
-        for key in ("data.streaming", "training.scan_layers", "model.halting", "init_state"):
+        for key in ("data.streaming", "model.halting", "init_state"):
             section, _, name = key.rpartition(".")
             value = getattr(getattr(self, section) if section else self, name)
             if value is not None and value is not False:

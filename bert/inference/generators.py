@@ -156,6 +156,8 @@ class TextGenerator:
     ) -> list[list[Continuation]]:
         """Returns the continuations of prompts (see `DecodingLoop`). An empty prompt starts a new text.
 
+        The number of positions limits prompt and continuation together, or only the prompt with segment recurrence.
+
         Raises:
             UserError: a prompt leaves no room for a new token.
         """
@@ -168,6 +170,8 @@ class TextGenerator:
                     f"{positions} in a prompt: pass a shorter one"
                 )
 
+        longest = positions if self._config.memory_length is None else positions + decoding.max_tokens
+
         def make_inputs(indices: np.ndarray, width: int, size: int) -> Inputs:
             tokens, mask = (np.full((size, width), value, np.int32) for value in (self._end, 0))
             limits = np.zeros(size, np.int32)
@@ -175,11 +179,11 @@ class TextGenerator:
                 prompt = prompts[index]
                 tokens[row, width - len(prompt) :] = prompt
                 mask[row, width - len(prompt) :] = 1
-                limits[row] = min(decoding.max_tokens, positions - len(prompt))
+                limits[row] = min(decoding.max_tokens, longest - len(prompt))
             return tokens, mask, limits
 
         lengths = np.array([len(prompt) for prompt in prompts], int)
-        max_tokens = bucket_length(max_target_tokens(decoding, self._config), BUCKETS, positions)
+        max_tokens = bucket_length(min(decoding.max_tokens, longest), BUCKETS, longest)
         prefixes = [prompt.tolist() for prompt in prompts]
         return self.loop(lengths, make_inputs, decoding, batch_size, numbers, max_tokens, prefixes)
 

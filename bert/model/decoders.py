@@ -83,6 +83,9 @@ class BertForCausalLM(LanguageModel):
     ) -> tuple[Float[Array, "B P padded_V"], tuple[LayerCache, ...]]:
         """Decodes T more tokens: the prompt in one call, then one token per call. Later calls share one program.
 
+        With segment recurrence, each token attends to the ``memory_length`` tokens before it, as in segments of one
+        token.
+
         Args:
             input_ids: [B, T] integers.
             position_ids: [B, T] rows of the position table. The first token of a text has ``position_offset``.
@@ -96,6 +99,7 @@ class BertForCausalLM(LanguageModel):
         Returns:
             [B, T, V] float32 logits of the next token ([B, 1, V] with ``last_only``), and the cache.
         """
+        mask = mask.replace(window=self.config.memory_length)
         encoded = self.bert(input_ids, position_ids=position_ids, mask=mask, cache=cache)
         hidden = encoded.last_hidden_state[:, -1:] if last_only else encoded.last_hidden_state
         return self.predictions(hidden, self.bert.embedding_table()), encoded.cache

@@ -208,8 +208,8 @@ class Encoder(nn.Module):
         segment: SegmentMemory | None = self.get_variable(COLLECTION, NAME)
         if segment is not None:
             mask, num_keys = segment.extend(mask, x.shape[1]), segment.size + num_keys
-        only_rows = not intermediates and cache is None and segment is None
-        may_split = only_rows and memory is None
+        only_rows = not intermediates and cache is None
+        may_split = only_rows and segment is None and memory is None
         contexts = attention_contexts(config, self.dtype, mask, x.shape[0], x.shape[1], num_keys, kernel, may_split)
         if kernel == "written" and memory is not None:  # the layers share the booleans
             memory = memory.replace(mask=memory.mask.to_pairs(x.shape[1], memory.hidden_states.shape[1]))
@@ -239,7 +239,9 @@ class Encoder(nn.Module):
             hidden_states.append(x)
             states.append(layer_states)
         if num_unrolled < config.num_hidden_layers:
-            x, halting = self._scan_layers(kernel, num_unrolled, (x, halting), contexts, dropout, memory, halt)
+            run = partial(self._scan_layers, kernel, num_unrolled, contexts, dropout, memory, segment, halt)
+            (x, halting), inputs_of_layers = run((x, halting))
+            all_inputs += [] if inputs_of_layers is None else list(inputs_of_layers)
         if segment is not None and self.is_mutable_collection(COLLECTION):
             self.put_variable(COLLECTION, NAME, segment.after(all_inputs, num_queries))
         if halting is not None:
@@ -289,27 +291,35 @@ class Encoder(nn.Module):
         self,
         kernel: str,
         first: int,
-        carry: tuple[Float[Array, "B T D"], Halting | None],
         contexts: dict[bool, AttentionContext],
         dropout: Dropout | None,
         memory: Memory | None,
+        segment: SegmentMemory | None,
         halt: Halt,
-    ) -> tuple[Float[Array, "B T D"], Halting | None]:
-        """Runs the layers from ``first`` on as a loop over stacked parameters. ``halt`` is applied after each."""
+        carry: tuple[Float[Array, "B T D"], Halting | None],
+    ) -> tuple[tuple[Float[Array, "B T D"], Halting | None], Float[Array, "layers B T D"] | None]:
+        """Runs the layers from ``first`` on as a loop over stacked parameters. ``halt`` is applied after each.
+
+        Returns:
+            The carry after the last layer, and the inputs of the layers; None without ``segment``.
+        """
         layer = remat(Layer, self.execution.remat, in_loop=True)(self.config, self.dtype, kernel, parent=None)
 
         def run(
             carry: Any, number: Int[Array, ""], is_local: Bool[Array, ""], params: dict[str, Any]
-        ) -> tuple[Float[Array, "B T D"], Halting | None]:
+        ) -> tuple[tuple[Float[Array, "B T D"], Halting | None], Float[Array, "B T D"] | None]:
             old, halting = carry
             x, source = self._layer_inputs(old, number, dropout)
+            earlier = None if segment is None else segment.of_layer(number, x.dtype)
             apply = partial(layer.apply, {"params": params})
             branches = [
-                lambda x, context=contexts[kind]: apply(x, context.mask, source, memory, None, context.positions)[0]
+                lambda x, context=contexts[kind]: apply(
+                    x, context.mask, source, memory, None, context.positions, earlier
+                )[0]
                 for kind in sorted(contexts)
             ]
             new = branches[0](x) if len(branches) == 1 else jax.lax.cond(is_local, *reversed(branches), x)
-            return halt(old, new, halting, number)
+            return halt(old, new, halting, number), None if segment is None else x
 
         return cast(Any, scan_layers(self.config, self.variables["params"], first, carry, run))
 

@@ -134,33 +134,34 @@ def scan_layers(
     params: Mapping[str, Any],
     first: int,
     x: Any,
-    run_layer: Callable[[Any, Any, Any, dict[str, Any]], Any],
-) -> Any:
-    """Runs layers as one `jax.lax.scan` over their stacked parameters.
+    run_layer: Callable[[Any, Any, Any, dict[str, Any]], tuple[Any, Any]],
+) -> tuple[Any, Any]:
+    """Runs layers as one `jax.lax.scan` over their stacked parameters, and returns x and their stacked outputs.
 
     Layers that share parameters run in an inner scan.
 
     Args:
         params: parameters of the encoder, with ``layer_0`` and so on.
         first: number of the first layer to run. The layers before it must not share its parameters.
-        run_layer: maps (x, layer number, whether the layer is local, its parameters) to x.
+        run_layer: maps (x, layer number, whether the layer is local, its parameters) to x and an output of the layer.
     """
     groups = range(config.group_of(first), config.num_distinct_layers)
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(params[f"layer_{group}"] for group in groups))
     numbers = jnp.arange(first, config.num_hidden_layers)
     local = jnp.array([config.is_local(number) for number in range(first, config.num_hidden_layers)])
 
-    def run_one(x: Any, layer: tuple[Any, Any, dict[str, Any]]) -> tuple[Any, None]:
-        return run_layer(x, *layer), None
+    def run_one(x: Any, layer: tuple[Any, Any, dict[str, Any]]) -> tuple[Any, Any]:
+        return run_layer(x, *layer)
 
-    def run_group(x: Any, group: tuple[Any, Any, dict[str, Any]]) -> tuple[Any, None]:
+    def run_group(x: Any, group: tuple[Any, Any, dict[str, Any]]) -> tuple[Any, Any]:
         numbers, local, params = group
         return jax.lax.scan(lambda x, layer: run_one(x, (*layer, params)), x, (numbers, local))
 
     if config.layers_per_group == 1:
-        return jax.lax.scan(run_one, x, (numbers, local, stacked))[0]
+        return jax.lax.scan(run_one, x, (numbers, local, stacked))
     numbers, local = (array.reshape(len(groups), -1) for array in (numbers, local))
-    return jax.lax.scan(run_group, x, (numbers, local, stacked))[0]
+    x, outputs = jax.lax.scan(run_group, x, (numbers, local, stacked))
+    return x, jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), outputs)
 
 
 class LayerStates(struct.PyTreeNode):

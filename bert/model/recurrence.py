@@ -15,7 +15,7 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from bert.config import ModelConfig
 from bert.errors import require
@@ -51,7 +51,7 @@ class SegmentMemory(struct.PyTreeNode):
         """M."""
         return self.states.shape[2]
 
-    def of_layer(self, number: int, dtype: Dtype) -> Float[Array, "B M D"]:
+    def of_layer(self, number: int | Int[Array, ""], dtype: Dtype) -> Float[Array, "B M D"]:
         """Returns the inputs of a layer, counted from 0, without a gradient."""
         return jax.lax.stop_gradient(self.states[:, number]).astype(dtype)
 

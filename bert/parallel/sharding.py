@@ -34,6 +34,7 @@ RULES: tuple[tuple[str, PartitionSpec], ...] = (
     (r"predictions/bias", PartitionSpec("tensor")),  # [V]
     (r"(position|segment)/embedding", PartitionSpec(None, "fsdp")),  # [., D]
     (r"kernel", PartitionSpec("fsdp", None)),  # pooler and heads: [D, .]
+    (r"memory", PartitionSpec(BATCH_AXES)),  # of segment recurrence: [B, .., D]
 )
 """Partition rules. The first match applies. Arrays without a rule (biases, LayerNorm, counters) are replicated.
 

@@ -52,8 +52,14 @@ def memory_shape(model: ModelConfig, rows: int) -> tuple[int, ...] | None:
 
 
 def gather_memory(memory: jax.Array | None, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """Returns the batch with the memory of its rows, given the memory of the global batch."""
-    return batch if memory is None else {**batch, MEMORY: memory[batch["rows"]]}
+    """Returns the batch with the memory of its rows, given the memory of the global batch.
+
+    A batch of all rows has them in order. Its memory is not indexed, so that a mesh does not gather it.
+    """
+    if memory is None:
+        return batch
+    rows = batch["rows"]
+    return {**batch, MEMORY: memory[None] if rows.shape == (1, len(memory)) else memory[rows]}
 
 
 def scatter_memory(sums: Mapping[str, Any], rows: jax.Array, num_rows: int) -> dict[str, Any]:
@@ -64,6 +70,8 @@ def scatter_memory(sums: Mapping[str, Any], rows: jax.Array, num_rows: int) -> d
     sums, states = split_memory(sums)
     if states is None:
         return sums
+    if len(rows) == num_rows:
+        return {**sums, MEMORY: states}
     return {**sums, MEMORY: jnp.zeros((num_rows, *states.shape[1:]), states.dtype).at[rows].set(states)}
 
 

@@ -21,6 +21,7 @@ from bert.inference.attention_maps import compute_attention_map
 from bert.inference.pretrained import Pretrained
 from bert.model.decoders import BertForCausalLM
 from bert.model.pretraining import BertForMaskedLM
+from bert.model.recurrence import COLLECTION, SegmentMemory, kept_memory, memory_variables
 from bert.tokenizer.wordpiece import train_wordpiece
 from tests import tiny_models
 from tests.language_models import END, POSITIONS, TOKENIZER, WORDS, language_model
@@ -115,6 +116,33 @@ def test_a_prompt_and_its_continuation_end_with_the_position_table() -> None:
     for count in (POSITIONS, POSITIONS + 1, 5000):
         with pytest.raises(bert.UserError, match=rf"{count}.*runs/lm reads fewer than 24"):
             endless.generate(["a", "e" * count])
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("memory_length", [5, 100])
+def test_with_a_memory_a_continuation_exceeds_the_positions(memory_length: int) -> None:
+    """Greedy texts equal one pass if the memory covers them, and rows of one token that continue each other if not."""
+    sizes = {"position_embedding_type": "transformer_xl", "type_vocab_size": 0, "memory_length": memory_length}
+    recurrent = language_model(end_bias=-100.0, **sizes)
+    answer = recurrent.generate("the cat sat", max_tokens=POSITIONS + 9, details=True)
+    assert len(answer.token_ids) == POSITIONS + 9
+    ids = np.array([[*ids_of("the cat sat"), *answer.token_ids]])
+    if memory_length == 100:
+        long = dataclasses.replace(recurrent.config, memory_length=None, max_position_embeddings=100)
+        logits = np.asarray(BertForCausalLM(long).apply({"params": recurrent.params}, ids)[0])
+    else:
+        module, memory, rows = BertForCausalLM(recurrent.config), SegmentMemory.empty(recurrent.config, 1), []
+        apply = jax.jit(functools.partial(module.apply, mutable=[COLLECTION]))
+        for token in ids[0]:
+            read, kept = apply({"params": recurrent.params, **memory_variables(memory)}, token[None, None])
+            memory = kept_memory(kept)
+            rows.append(np.asarray(read[0, 0]))
+        logits = np.stack(rows)
+    assert logits.argmax(-1)[-len(answer.token_ids) - 1 : -1].tolist() == list(answer.token_ids)
+    beams = recurrent.generate("the cat sat", max_tokens=POSITIONS + 9, beams=2, details=True)
+    assert len(beams.token_ids) == POSITIONS + 9
+    with pytest.raises(bert.UserError, match="reads fewer than 24"):
+        recurrent.generate("e" * POSITIONS)
 
 
 @pytest.mark.medium

@@ -23,6 +23,7 @@ CONFIG = ModelConfig(
 )  # fmt: skip
 IDS = np.random.default_rng(0).integers(0, 31, (3, 24))
 PRE_NORM = dataclasses.replace(CONFIG, pre_layer_norm=True, first_layer_norm=False, step_embedding=True)
+SHARED = dataclasses.replace(CONFIG, num_hidden_layers=4, layer_groups=2)
 
 
 @functools.cache
@@ -42,8 +43,12 @@ def in_segments(model: BertForCausalLM, params: Any, ids: np.ndarray, size: int)
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("execution", [{}, {"attention": "xla", "remat": "full"}], ids=["written", "kernel and remat"])
-@pytest.mark.parametrize("config", [CONFIG, PRE_NORM], ids=["post-norm", "pre-norm"])
+@pytest.mark.parametrize(
+    "execution",
+    [{}, {"attention": "xla", "remat": "full"}, {"scan": True}],
+    ids=["written", "kernel and remat", "scan"],
+)
+@pytest.mark.parametrize("config", [CONFIG, PRE_NORM, SHARED], ids=["post-norm", "pre-norm", "shared layers"])
 def test_segments_equal_one_pass(config: ModelConfig, execution: dict[str, str]) -> None:
     params = initial_params(config)
     expected = jax.jit(BertForCausalLM(config).apply)({"params": params}, IDS)

@@ -19,7 +19,7 @@ from bert.parallel.backends import MeshParallel, PmapParallelism
 from bert.tokenizer.library import special_ids
 from bert.training.losses import make_permuted_token_loss
 from bert.training.optimizer import make_optimizer
-from bert.training.recurrence import MEMORY, memory_shape, with_memory
+from bert.training.recurrence import MEMORY, gather_memory, memory_shape, scatter_memory, with_memory
 from bert.training.step import TrainState, make_train_step, make_update_fn
 from bert.training.token_losses import make_next_token_loss
 from tests.conftest import NEXT, PERMUTED, SMALL_RUN
@@ -84,6 +84,8 @@ def train_step(objective: str, devices: int, micro_batches: int, mesh: tuple[int
     for number, batch in enumerate(batches):
         batch[MEMORY_TOKENS] = (number * np.arange(B) % (T + 1)).astype(np.int32)
         state, _ = step(state, parallel.shard_batch(batch, micro_batches))
+    if mesh is not None:  # each device has the memory of its rows
+        assert state.memory.addressable_shards[0].data.shape[0] == B // (mesh[0] * mesh[1])
     return parallel.to_host(state)
 
 
@@ -91,7 +93,7 @@ def train_step(objective: str, devices: int, micro_batches: int, mesh: tuple[int
 @pytest.mark.parametrize("objective", ["clm", "plm"])
 def test_devices_and_micro_batches_do_not_matter(objective: str) -> None:
     expected = train_step(objective, 1, 1)
-    for devices, micro_batches, mesh in [(8, 1, None), (2, 4, None), (8, 2, (2, 2, 2))]:
+    for devices, micro_batches, mesh in [(8, 1, None), (2, 4, None), (8, 2, (2, 2, 2)), (8, 1, (2, 2, 2))]:
         state = train_step(objective, devices, micro_batches, mesh)
         np.testing.assert_allclose(state.memory, expected.memory, atol=2e-5)
         for name, pair in expected.sums.items():
@@ -136,7 +138,6 @@ def test_held_out_text_is_scored_as_one_pass(left_to_right: tuple[Path, list[str
 REJECTED = [
     (["--training.objective=mlm", "--model.causal=false"], "model.memory_length is 256, training.objective is mlm"),
     (["--data.input_format=full_sentences"], "model.memory_length is 256, data.input_format is full_sentences"),
-    (["--training.scan_layers=true"], "model.memory_length is 256, training.scan_layers is true"),
     (["--model.halting=0.0"], "model.memory_length is 256, model.halting is 0.0"),
     (["--data.streaming=true", "--data.eval=x.txt"], "model.memory_length is 256, data.streaming is true"),
     (["--init=runs/x@3", "--init_state=true"], "model.memory_length is 256, init_state is true"),
@@ -154,3 +155,15 @@ def test_phases_are_rejected(fails, tmp_path: Path) -> None:
     (tmp_path / "phases.yaml").write_text("phases: [{share: 0.5, sequence_length: 16}, {share: 0.5}]")
     arguments = [f"--config={tmp_path / 'phases.yaml'}", "--data.train=x.txt", *SMALL_RUN, *NEXT, *RECURRENT]
     assert "a phase begins with other rows: set phases to null" in fails(main, *arguments)
+
+
+def test_a_mesh_does_not_gather_the_memory() -> None:
+    """A batch of all rows reads and writes the memory where it is, while micro-batches select rows by their numbers."""
+    memory = jnp.arange(8.0)[:, None]
+    whole, part = {"rows": jnp.arange(8)[None]}, {"rows": jnp.arange(4, 8)[None]}
+    assert "gather" not in str(jax.make_jaxpr(gather_memory)(memory, whole))
+    np.testing.assert_array_equal(gather_memory(memory, whole)[MEMORY], memory[None])
+    np.testing.assert_array_equal(gather_memory(memory, part)[MEMORY], memory[None, 4:])
+    np.testing.assert_array_equal(scatter_memory({MEMORY: memory}, whole["rows"][0], 8)[MEMORY], memory)
+    scattered = scatter_memory({MEMORY: memory[4:]}, part["rows"][0], 8)[MEMORY]
+    np.testing.assert_array_equal(scattered, np.where(np.arange(8)[:, None] >= 4, memory, 0))
