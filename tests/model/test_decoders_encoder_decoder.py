@@ -162,3 +162,20 @@ def test_greedy_decoding_and_beams_score_as_teacher_forcing_does(name: str) -> N
         np.testing.assert_allclose(beams.scores[row], scores, atol=1e-4)
         assert scores == sorted(scores, reverse=True)
         assert len({tuple(text) for text in actual}) == 4
+
+
+@pytest.mark.medium
+def test_memory_grows_in_proportion_to_a_source_of_10_000_tokens() -> None:
+    """WikiSum's sources (Liu et al. 2018) with local attention: no array of all pairs, in the gradients either."""
+    config = dataclasses.replace(CONFIG, attention_window=64, max_position_embeddings=10_000)
+    model = BertForSequenceToSequence(config)
+
+    def temporary_bytes(length: int) -> int:
+        source, target = jnp.zeros((1, length), jnp.int32), jnp.zeros((1, 16), jnp.int32)
+        params = jax.eval_shape(model.init, jax.random.key(0), source[:, :8], target)
+        gradients = jax.jit(jax.grad(lambda params: model.apply(params, source, target, source + 1).sum()))
+        return gradients.lower(params).compile().memory_analysis().temp_size_in_bytes
+
+    whole, half = temporary_bytes(10_000), temporary_bytes(5_000)
+    assert whole < 2.1 * half
+    assert whole < 4 * 10_000**2 * 4 / 5, "the scores of one layer with all pairs, over 5"
