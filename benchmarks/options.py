@@ -7,11 +7,12 @@ also supports:
 
 - `bert` without one of the three changes that small budgets need;
 - `rotary` with one other option, other rows or another schedule;
+- `rotary` with one option against instability, each at three learning rates;
 - the recipe `hours`, its model on rows of one text with masked or replaced tokens, and `hours` with one change.
 
 OUT gets one run per candidate, which `transfer.py` can fine-tune. A short run of both phases measures the seconds per
-step, which determine the number of steps in the given time. `--steps` sets the number directly. Finished runs are not
-repeated.
+step, which determine the number of steps in the given time. `--steps` sets the number directly. `--seed` starts from
+other weights, in runs named CANDIDATE-SEED. Finished runs are not repeated.
 """
 
 from __future__ import annotations
@@ -92,6 +93,14 @@ MORE_OPTIONS: dict[str, Settings] = {
     "no_positions": {"position_embedding_type": "none"},
 }
 """Overrides of `rotary`, one per candidate."""
+STABILITY: dict[str, Settings] = {
+    "clipped": {},
+    "stable_adamw": {"optimizer": {"name": "stable_adamw", "max_grad_norm": 0.0}},
+    "z_loss": {"training": {"z_loss": 1e-4}},
+    "skip_spikes": {"optimizer": {"spike_deviations": 6.0, "skip_spikes": True}},
+}
+"""Overrides of `rotary` against instability. `clipped` is `rotary`, whose gradient has a norm of at most 1."""
+RATES = ("2e-3", "8e-3", "3e-2")
 FULL_ROWS = merged(HOURS, {"data": SHORT_ROWS, "training": {"batch_size": 128}})
 REPLACED = {"training": {"objective": "rtd"}, "electra": {"generator_hidden_size": 0.5}}
 CANDIDATES = {
@@ -99,6 +108,11 @@ CANDIDATES = {
     **WITHOUT_ONE_CHANGE,
     "rotary_long_rows": merged(MODERN["rotary"], LONG_ROWS),
     **{f"rotary_{name}": merged(MODERN["rotary"], {"model": option}) for name, option in MORE_OPTIONS.items()},
+    **{
+        f"{name}_{rate}": merged(MODERN["rotary"], option, {"optimizer": {"learning_rate": float(rate)}})
+        for name, option in STABILITY.items()
+        for rate in RATES
+    },
     "rotary_narrow_embeddings": merged(MODERN["rotary"], {"model": {"embedding_size": 64}}),
     "rotary_decay": merged(MODERN["rotary"], {"optimizer": {"schedule": "warmup_stable_decay"}}),
     "hours": HOURS,
@@ -124,6 +138,7 @@ def main() -> None:
     parser.add_argument("--eval", required=True)
     parser.add_argument("--tokenizer", required=True)
     parser.add_argument("--minutes", type=float, default=8.0, help="of training steps, for each candidate")
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, help="of each candidate, in place of those that fit into the time")
     parser.add_argument("--candidates", nargs="+", choices=CANDIDATES, default=list(MODERN))
     given = parser.parse_args()
@@ -137,14 +152,14 @@ def main() -> None:
 
 def row(name: str, given: argparse.Namespace) -> str:
     """Returns the candidate's table row, after running it if necessary."""
-    run = given.out / name
+    run = given.out / (f"{name}-{given.seed}" if given.seed else name)
     if not (run / "results.json").exists():
         pretrain(run, CANDIDATES[name], given.steps or fitting_steps(name, given), given)
     lines = read_metrics(run)
     last = [line for line in lines if line["split"] == "eval"][-1]
     minutes = seconds_per_step(run) * last["step"] / 60
     return (
-        f"| {name} | {last['step']:,} | {TOKENS * last['step'] / 1e6:.1f} | {minutes:.1f} "
+        f"| {run.name} | {last['step']:,} | {TOKENS * last['step'] / 1e6:.1f} | {minutes:.1f} "
         f"| {last['mlm_loss']:.3f} | {math.exp(last['mlm_loss']):.1f} | {last['mlm_accuracy']:.3f} |"
     )
 
@@ -158,7 +173,8 @@ def fitting_steps(name: str, given: argparse.Namespace) -> int:
 def pretrain(run: Path, candidate: Settings, steps: int, given: argparse.Namespace) -> Path:
     """Trains a candidate for a number of steps."""
     text, training = {"train": given.train, "eval": given.eval}, {"steps": steps, **LOGGING}
-    config = merged(candidate, {"data": text, "training": training}) | {"tokenizer": {"path": given.tokenizer}}
+    config = merged(candidate, {"data": text, "training": training})
+    config |= {"tokenizer": {"path": given.tokenizer}, "seed": given.seed}
     file = run.with_suffix(".yaml")
     file.write_text(yaml.safe_dump(config), encoding="utf-8")
     command = [sys.executable, "-m", "bert", "pretrain", "--config", str(file), "--output_dir", str(run)]
