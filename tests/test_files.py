@@ -130,6 +130,8 @@ NO_PATHS = {
     "model.hidden_act", "model.position_embedding_init", "model.position_embedding_type", "lora.projections",
     "lora.checksum", "optimizer.name", "training.dtype", "training.preset", "distillation.checksum",
     "distillation.hidden_loss", "embedding.query_prompt", "embedding.document_prompt",
+    "embedding.late_interaction.expansion_token", "embedding.late_interaction.skipped_tokens",
+    "embedding.late_interaction.skipping_roles",
     "training.attention_implementation", "training.dropout_rng", "training.mesh", "training.remat",
     "data.text_field", "data.clitics", "decoding.stop",
 }  # fmt: skip

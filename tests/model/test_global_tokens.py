@@ -58,7 +58,7 @@ def test_a_given_mask_has_the_tokens_of_a_kind(kind: str, count: int) -> None:
     expected = Bert(CONFIG, add_pooling_layer=False, global_tokens=kind).apply(params, ids, None, mask)
     real = mask.astype(bool)
     states = given.last_hidden_state[real], expected.last_hidden_state[real]
-    np.testing.assert_allclose(*states, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(*states, rtol=0, atol=1e-5)  # sums in another order
 
 
 def test_a_model_without_global_attention_rejects_a_mask() -> None:
