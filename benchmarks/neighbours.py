@@ -22,7 +22,7 @@ def main() -> None:
     parser.add_argument("corpus", type=Path)
     parser.add_argument("output", type=Path)
     given = parser.parse_args()
-    pairs = []
+    pairs: list[tuple[str, str]] = []
     for document in given.corpus.read_text(encoding="utf-8").split("\n\n"):
         found = passages(document)
         pairs += zip(found[::2], found[1::2], strict=False)
