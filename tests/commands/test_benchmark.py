@@ -121,7 +121,7 @@ def test_glue_is_scored_submitted_and_not_trained_again(pretrained, glue, tmp_pa
     assert again.splitlines()[-6:] == printed.splitlines()[-6:]
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_the_checkpoints_of_a_run_are_scored(pretrained, glue, tmp_path, capsys, fails):
     run = Path(shutil.copytree(pretrained, tmp_path / "run"))
     arguments = ["glue", f"--follow={run}", f"--data.dir={glue}", "--num_seeds=1", "--tasks=rte,cola"]

@@ -279,7 +279,10 @@ POOLINGS = {
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("name", POOLINGS)
+@pytest.mark.parametrize(
+    "name",
+    [name if name in ("weightedmean", "dense") else pytest.param(name, marks=pytest.mark.slow) for name in POOLINGS],
+)
 def test_the_lines_of_the_readme_compute_embeddings(name: str, make, tmp_path, monkeypatch) -> None:
     model = dataclasses.replace(make("Bert"), pooling=POOLINGS[name])
     for format in ("onnx", "stablehlo") if name in ("weightedmean", "dense") else ("onnx",):
