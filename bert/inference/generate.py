@@ -48,9 +48,10 @@ def generate(
 
     The default is greedy decoding or, for an encoder-decoder, the settings with which it was evaluated.
     ``temperature`` enables sampling, and ``beams`` enables beam search. The number of positions limits prompt and
-    continuation together, and source and target separately. With segment recurrence, a continuation may be longer. A
-    sample depends only on the seed, the indices of its text
-    and sample, and the position. It does not depend on other texts or the batch size.
+    continuation together, and source and target separately. With segment recurrence it limits only the prompt.
+
+    A sample depends only on the seed, the indices of its text and sample, and the position. It does not depend on other
+    texts or the batch size.
 
     Args:
         prompts: texts, or sources for an encoder-decoder. An empty prompt starts a new text. A string is one prompt,

@@ -138,7 +138,7 @@ class Mask(struct.PyTreeNode):
         start: index of the first query among the keys, for decoding with a cache; None for 0.
         global_tokens: tokens to which all queries attend in spite of ``window``; None for none. Their own attention is
             computed separately (`bert.model.multi_head.Attention`).
-        blind: [B, T], true for queries that attend to no key, whose result is zero; None if there are none.
+        fully_masked: [B, T], true for queries that attend to no key, whose result is zero; None if there are none.
         causal: whether a query attends only to its own position and earlier ones.
         window: maximum distance between query and key (Beltagy et al. 2020, section 3.1); None for no limit.
         right_padded: whether padding in ``keys`` is only at the end of rows. Kernels then use lengths, not booleans.
@@ -156,7 +156,7 @@ class Mask(struct.PyTreeNode):
     positions: Array | None = None
     start: Array | int | None = None
     global_tokens: GlobalTokens | None = None
-    blind: Array | None = None
+    fully_masked: Array | None = None
     causal: bool = struct.field(pytree_node=False, default=False)
     window: int | None = struct.field(pytree_node=False, default=None)
     right_padded: bool = struct.field(pytree_node=False, default=False)
@@ -179,7 +179,7 @@ class Mask(struct.PyTreeNode):
             conditions.append(near if self.global_tokens is None else near | self.global_tokens.flags[:, None, None, :])
         return functools.reduce(operator.and_, conditions) if conditions else None
 
-    def find_blind(self, num_queries: Length) -> Bool[Array, "B T"] | None:
+    def find_fully_masked(self, num_queries: Length) -> Bool[Array, "B T"] | None:
         """Returns which queries have only padding in their window, as in padding far from the text; None if unknown.
 
         PyTorch's attention returns zeros for them, which is the default of transformers. They matter only if hidden

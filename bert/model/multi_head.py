@@ -101,8 +101,8 @@ class Attention(nn.Module):
                 mixed, weights = self._attend(query, key, value, mask, dropout)
             else:
                 mixed, weights = self._attend_with_global_tokens(queries, query, key, value, mask, dropout)
-        if mask.blind is not None:
-            mixed = jnp.where(mask.blind[:, :, None, None], 0, mixed)
+        if mask.fully_masked is not None:
+            mixed = jnp.where(mask.fully_masked[:, :, None, None], 0, mixed)
         return self.output(mixed.reshape(*queries.shape[:-1], query.shape[2] * query.shape[3])), weights
 
     def keys_values(self, x: Float[Array, "B S D"], positions: Positions | None = None) -> KeysValues:

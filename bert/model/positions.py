@@ -342,14 +342,14 @@ def attention_contexts(
         elif config.position_embedding_type == "transformer_xl":
             positions = RelativeSinusoids.of_mask(mask, config.hidden_size, length, num_keys)
         layer_mask = mask.replace(window=config.attention_window) if local else mask
-        blind = layer_mask.find_blind(length)
+        fully_masked = layer_mask.find_fully_masked(length)
         if local and block is not None:
             layer_mask = layer_mask.to_blocks(rows, length, block, bias_from_distances)
-            return AttentionContext(layer_mask.replace(blind=blind), positions)
+            return AttentionContext(layer_mask.replace(fully_masked=fully_masked), positions)
         if bias_from_distances is not None:
             layer_mask = layer_mask.replace(bias=bias_from_distances(mask.distances(length, num_keys)))
         layer_mask = layer_mask.to_pairs(length, num_keys) if kernel == "written" else layer_mask
-        return AttentionContext(layer_mask.replace(blind=blind), positions)
+        return AttentionContext(layer_mask.replace(fully_masked=fully_masked), positions)
 
     return {local: context(local) for local in sorted(set(map(config.is_local, range(config.num_hidden_layers))))}
 

@@ -62,10 +62,10 @@ def test_blind_queries_attend_to_no_key(case) -> None:
     """Except for rows without a token, which are not read."""
     mask, _, queries, keys = case
     mask = mask.replace(pairs=None, examples=None)
-    if (blind := mask.find_blind(queries)) is not None:
+    if (masked := mask.find_fully_masked(queries)) is not None:
         rows = np.asarray(mask.keys).any(axis=1)
         expected = ~np.asarray(mask.booleans(queries, keys)).any(axis=(1, 3))
-        np.testing.assert_array_equal(np.asarray(blind)[rows], expected[rows])
+        np.testing.assert_array_equal(np.asarray(masked)[rows], expected[rows])
 
 
 def attention_by_hand(query, key, value, allowed, bias):

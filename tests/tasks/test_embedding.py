@@ -18,7 +18,7 @@ from bert.tasks import make_task
 from bert.tasks.embedding import EmbeddingTask
 from bert.tasks.text_pairs import TextExamples
 from bert.tokenizer.vocabulary import load_tokenizer
-from bert.training.finetuning.kinds import POOLING_KEYS
+from bert.training.finetuning.embedding_defaults import POOLING_KEYS
 from tests.tiny_models import PIECES
 
 PAIRS = ColumnsConfig(text_a="text_a", text_b="text_b", label="score")

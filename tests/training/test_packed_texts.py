@@ -20,7 +20,8 @@ from bert.data.rows import IGNORE_INDEX, TokenRows
 from bert.model.dropout import Dropout
 from bert.model.heads import HEADS, BertForEmbedding
 from bert.parallel.backends import MeshParallel, Parallelism, PmapParallelism
-from bert.training.finetuning.kinds import TRAINED_POOLING_MODES, apply_head, make_apply
+from bert.training.finetuning.embedding_defaults import TRAINED_POOLING_MODES
+from bert.training.finetuning.kinds import apply_head, make_apply
 from bert.training.finetuning.ranking_losses import embed, embedding_loss, make_embedding_loss
 from bert.training.losses import LOSSES, Loss, make_task_loss
 from bert.training.step import compute_gradients

@@ -199,7 +199,7 @@ class Context(NamedTuple):
 
     Attributes:
         visible: [B, 1, #T, S] booleans.
-        sighted: [B, 1, T, 1] booleans, false for queries that attend to no key, whose result is zero; None for others.
+        has_keys: [B, 1, T, 1] booleans, false for queries that attend to no key, whose result is zero; None if all do.
         padding: [B, S] int32, 0 for padding, if ONNX Runtime's operator computes the attention; None for others.
         rotation: cosine and sine [1, 1, T, R / 2] of rotary positions; None for others.
         bias: [1, N, T, S], added to the scores; None for none.
@@ -209,7 +209,7 @@ class Context(NamedTuple):
     """
 
     visible: str
-    sighted: str | None = None
+    has_keys: str | None = None
     padding: str | None = None
     rotation: tuple[str, str] | None = None
     bias: str | None = None
@@ -255,7 +255,7 @@ def _contexts(
             context = context._replace(visible=node("And", visible, within))
             if context.global_tokens is None:
                 num_keys = node("ReduceSum", graph.cast(context.visible, "FLOAT"), graph.constant([-1]))
-                context = context._replace(sighted=node("Greater", num_keys, graph.constant(0.0)))
+                context = context._replace(has_keys=node("Greater", num_keys, graph.constant(0.0)))
         if config.position_embedding_type == "rotary":
             context = context._replace(rotation=_rotation(graph, config, local, length))
         contexts[local] = context
@@ -394,8 +394,8 @@ def _attention(graph: Graph, config: ModelConfig, x: str, context: Context, path
             products.append(node("Transpose", by_key, perm=SWAPPED))
         bias = node("Add", *products) if len(products) == 2 else products[0]
     mixed = _mix(graph, config, query, key, project(x, "value", BY_HEAD), context.visible, bias)
-    if context.sighted is not None:
-        mixed = node("Where", context.sighted, mixed, graph.constant(0.0))
+    if context.has_keys is not None:
+        mixed = node("Where", context.has_keys, mixed, graph.constant(0.0))
     if context.global_tokens is not None:
         flags, visible = context.global_tokens
         query = node("Mul", project(x, "global_query", BY_HEAD), scale)

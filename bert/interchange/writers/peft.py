@@ -31,7 +31,7 @@ PREFIX = "base_model.model."
 
 TASK_TYPES = {architecture: task for task, architecture in reader.TASKS.items()}
 
-PROJECTION = r"bert/encoder/layer_(\d+)/attention/(query|key|value|output)/kernel"
+ADAPTED_KERNEL = r"bert/encoder/layer_(\d+)/attention/(query|key|value|output)/kernel"
 """Path of the weights that an adapter changes."""
 
 TOLERANCE = 1e-6
@@ -143,7 +143,7 @@ def _modules_of_class(
         yield tensor.name.removesuffix(".weight"), tensor
         return
     for path in tensor.paths:
-        layer, projection = re.fullmatch(PROJECTION, path).groups()  # type: ignore[union-attr]  # all adapters are there
+        layer, projection = re.fullmatch(ADAPTED_KERNEL, path).groups()  # type: ignore[union-attr]  # all adapters are there
         if f"{path.removesuffix('kernel')}{LORA_A}" in trained:
             module = f"{family.attention_modules.format(layer)}.{projection[0]}_proj"
             yield module, tensor._replace(paths=(path,))

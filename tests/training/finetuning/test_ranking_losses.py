@@ -20,7 +20,7 @@ from bert.model.pooling import Pooling
 from bert.model.pretraining import BertForMaskedLM
 from bert.model.reductions import pool
 from bert.parallel.backends import MeshParallel, Parallelism, PmapParallelism
-from bert.training.finetuning.kinds import TRAINED_POOLING_MODES
+from bert.training.finetuning.embedding_defaults import TRAINED_POOLING_MODES
 from bert.training.finetuning.ranking_losses import (
     embed,
     embedding_loss,
