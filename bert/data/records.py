@@ -186,7 +186,7 @@ def read_texts(path: Path, name: str) -> list[str]:
       name: name of a text in messages.
 
     Raises:
-      UserError: the file does not exist, or a text is empty.
+      UserError: the file does not exist or has no text, or a text is empty.
     """
     if not path.is_file():
         raise UserError(f"{path} does not exist or is not a file: name a file with one {name} a line")
@@ -201,6 +201,8 @@ def read_texts(path: Path, name: str) -> list[str]:
             numbered.append((line_number, fields["text"]))
     else:
         numbered = list(numbered_lines(path, utf_16=True))
+    if not numbered:
+        raise UserError(f"{path} holds no {name}: write one on each line")
     for line_number, text in numbered:
         if not isinstance(text, str) or not text.strip():
             raise UserError(f"{path}, line {line_number}: the {name} is empty or not a text: write it or remove it")

@@ -234,6 +234,9 @@ def test_commands_read_and_write_the_model_of_a_task(jina: bert.Pretrained, fold
         np.testing.assert_allclose(np.load(output), expected, atol=1e-5)
     with pytest.raises(UserError, match="task is 'separation': pass one of "):
         embed([*arguments, str(tmp_path / "none.npy"), "--task", "separation"])
+    (tmp_path / "empty.txt").touch()
+    with pytest.raises(UserError, match=r"empty.txt holds no text: write one on each line"):
+        embed([str(folder), str(tmp_path / "empty.txt"), "--output", str(tmp_path / "none.npy")])
     with pytest.raises(UserError, match=r"out.txt does not end in .npy"):
         embed([*arguments, "out.txt"])
     export(
