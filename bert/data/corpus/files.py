@@ -228,26 +228,28 @@ def require_readable_kind(path: str) -> None:
         raise UserError(f"{path} has an unsupported format: convert it to {kinds}")
 
 
-def _open(path: Path | str) -> io.BufferedIOBase:
+def _open(path: Path | str) -> io.BufferedReader:
+    """Opens a file for reading, decompressed. Decompressors return classes with the methods of a BufferedReader."""
     decompress = DECOMPRESSORS.get(os.path.splitext(_name(path))[1])
     if is_url(path):
         file = open_remote(str(path))
         require_content(path, file.peek(FIRST_BYTES))
-        return decompress(file) if decompress else file
+        return cast(io.BufferedReader, decompress(file)) if decompress else file
     require_content(path)
-    return decompress(path) if decompress else open(path, "rb")
+    return cast(io.BufferedReader, decompress(path)) if decompress else open(path, "rb")
 
 
 def _raw_lines(path: Path | str, utf_16: bool) -> Iterator[bytes]:
     """Yields the lines of a file with their ends, at most one byte over the limit; converts UTF-16 to UTF-8."""
     with _open(path) as file:
+        require_text(path, file.peek(FIRST_BYTES)[:FIRST_BYTES])
         line = file.readline(MAX_DOCUMENT_BYTES + 1)
         if not (utf_16 and line.startswith(UTF16_MARKS)) or line.startswith(UTF32_MARKS):
             while line:
                 yield line
                 line = file.readline(MAX_DOCUMENT_BYTES + 1)
             return
-    with _open(path) as file, io.TextIOWrapper(cast(io.BufferedReader, file), "utf-16", newline="\n") as text:
+    with _open(path) as file, io.TextIOWrapper(file, "utf-16", newline="\n") as text:
         while characters := text.readline(MAX_DOCUMENT_BYTES + 1):
             yield characters.encode("utf-8")
 
@@ -275,8 +277,6 @@ def _decoded_lines(path: Path | str, utf_16: bool, errors: str) -> Generator[tup
             raise EOFError("it is empty")
         for data in _raw_lines(path, utf_16):
             line_number += 1
-            if line_number == 1:
-                require_text(path, data[:FIRST_BYTES])
             if len(data) > MAX_DOCUMENT_BYTES:
                 is_jsonl = corpus_format(str(path)) == "jsonl"
                 raise _too_long(path, line_number, "divide it" if is_jsonl else "separate documents with an empty line")
