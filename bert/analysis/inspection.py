@@ -66,7 +66,7 @@ def summarize(source: str | Path, length: int | None = None) -> Facts:
         read.append("no checkpoint yet: sizes are from config.yaml")
     elif config is None and _lacks_weights(path):
         model, architecture, stored, tokenizer = read_hf_settings(path, read.append)
-        step, task, shapes = None, None, {tuple(name.split("/")): shape for name, shape in stored.items()}
+        step, task, shapes = None, None, _by_path(stored)
         size = 4 * sum(math.prod(shape) for shape in shapes.values())
         read.append(f"needs {size / 1e9:,.2f} GB for its parameters in float32, once its weights are downloaded")
     else:
@@ -74,6 +74,8 @@ def summarize(source: str | Path, length: int | None = None) -> Facts:
         model, step, tokenizer = pretrained.config, pretrained.step, pretrained.tokenizer
         architecture = pretrained.architecture
         shapes = shapes_of(pretrained.params)
+        if pretrained.pooling is not None:
+            shapes |= _by_path(pretrained.pooling.shapes)
         task = None if pretrained.task is None else pretrained.task.name
     facts = {
         "source": str(source),
@@ -90,6 +92,10 @@ def summarize(source: str | Path, length: int | None = None) -> Facts:
         facts["initial_weights"] = _initial_weights(config)
         facts["sessions"] = read_environment(path)
     return facts
+
+
+def _by_path(shapes: dict[str, tuple[int, ...]]) -> Shapes:
+    return {tuple(path.split("/")): shape for path, shape in shapes.items()}
 
 
 def _lacks_weights(folder: Path) -> bool:

@@ -16,6 +16,7 @@ from bert.config import ModelConfig
 from bert.config.options import TOKEN_POOLING
 from bert.errors import require
 from bert.model.late_interaction import MEAN_MAX_SIM, TOKEN_SIMILARITIES, LateInteraction, max_sim
+from bert.model.names import PROJECTION
 
 MODES = ("cls", "max", "mean", "mean_sqrt_len", "weightedmean", "lasttoken")
 """Pooling modes, in the order in which sentence-transformers concatenates the modes enabled in older files."""
@@ -28,6 +29,9 @@ TOKEN_WEIGHTS = "weights"
 
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 """Similarities of embeddings: the last two are negative distances."""
+
+DENSE = "dense"
+"""Name of the dense layers in `Pooling.shapes`, unless they are the projection of late interaction."""
 
 CONCATENATED = "+"
 """Separator between the names of concatenated modes."""
@@ -93,6 +97,17 @@ class Pooling:
             return None
         kernel: np.ndarray = functools.reduce(np.matmul, [layer.kernel for layer in self.dense])
         return kernel
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the parameters of the dense layers, with paths like parameters of a model."""
+        part = PROJECTION if self.has_token_vectors else DENSE
+        return {
+            f"{part}/{index}/{name}": array.shape
+            for index, layer in enumerate(self.dense)
+            for name, array in (("kernel", layer.kernel), ("bias", layer.bias))
+            if array is not None
+        }
 
     @property
     def is_lexical(self) -> bool:

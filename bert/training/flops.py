@@ -14,6 +14,7 @@ from bert.model.names import (
     COPY_ATTENTION,
     ENCODER_DECODER,
     GLOBAL_TOKENS,
+    PROJECTION,
     GlobalTokenKind,
     num_global_tokens,
     pretraining_architecture,
@@ -26,7 +27,7 @@ Shapes = dict[tuple[str, ...], tuple[int, ...]]
 RunConfig = PretrainConfig | FinetuneConfig
 
 ATTENTION, FEED_FORWARD, POOLER, PREDICTIONS = "layers/attention", "layers/feed_forward", "pooler", "predictions"
-GENERATOR, DECODER, PROJECTION, CONVOLUTION = "generator", "decoder", "embeddings/projection", "convolution"
+GENERATOR, DECODER, EMBEDDING_PROJECTION, CONVOLUTION = "generator", "decoder", "embeddings/projection", "convolution"
 
 TRAINING = 3
 """FLOPs of a training step per FLOP of the forward pass: the backward pass has two products for each one."""
@@ -35,7 +36,7 @@ FORMULA = {
     ATTENTION: "a layer: 4 D H (N + M) (8 D^2 in BERT; M heads of keys) + 4 T D (scores and mix), in place of T: three "
     "blocks if local, T plus buckets or memory, 2 T if transformer_xl",
     FEED_FORWARD: "a layer: 4 D F, 6 D F if it is gated",
-    PROJECTION: "2 E D",
+    EMBEDDING_PROJECTION: "2 E D",
     CONVOLUTION: "2 D^2 for each token of its kernel",
     POOLER: "2 D^2 / T: one token a row; 2 D^2 where the head reads every token through it",
     PREDICTIONS: "(2 D E + 2 E V) P / T, without 2 D E if there is no transform: the P predicted positions alone are "
@@ -111,8 +112,8 @@ def forward_flops(
     }
     if global_tokens is not None:
         flops[ATTENTION] += layers * _global_attention_flops(config, length, global_tokens)
-    if PROJECTION in components:
-        flops[PROJECTION] = read / length * 2.0 * config.embedding_width * width
+    if EMBEDDING_PROJECTION in components:
+        flops[EMBEDDING_PROJECTION] = read / length * 2.0 * config.embedding_width * width
     if config.conv_kernel_size is not None:
         flops[CONVOLUTION] = 2.0 * config.conv_kernel_size * width**2
     if POOLER in components:
@@ -285,7 +286,7 @@ def count_parts(
     for path, shape in shapes.items():
         if path[0] not in ("bert", PREDICTIONS, GENERATOR, DECODER, COPY_ATTENTION) and path[-1] == "kernel":
             elements[path[0]] = elements.get(path[0], 0) + math.prod(shape)
-    outputs = {name: (count, architecture in TOKEN_HEADS) for name, count in elements.items()}
+    outputs = {name: (count, name == PROJECTION or architecture in TOKEN_HEADS) for name, count in elements.items()}
     permuted = isinstance(config, PretrainConfig) and config.training.objective == "plm"
     kind = GLOBAL_TOKENS.get(architecture) if model.global_attention_sep_id is not None else None
     forward = forward_flops(model, tokens, parameters, predictions, outputs, permuted, kind)
@@ -305,9 +306,9 @@ def count_parts(
     if isinstance(config, FinetuneConfig):
         num_frozen_layers, adapters = config.num_frozen_layers or 0, config.lora.rank is not None
         if config.num_feature_layers is not None:
-            num_frozen_layers, frozen = model.num_hidden_layers, (PROJECTION, CONVOLUTION, POOLER)
+            num_frozen_layers, frozen = model.num_hidden_layers, (EMBEDDING_PROJECTION, CONVOLUTION, POOLER)
         elif num_frozen_layers or adapters:
-            frozen = (PROJECTION, CONVOLUTION)
+            frozen = (EMBEDDING_PROJECTION, CONVOLUTION)
     return {
         "parameters": sum(parameters.values()),
         "parts": [

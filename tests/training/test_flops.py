@@ -14,9 +14,9 @@ from bert.model.pretraining import BertForPreTraining
 from bert.parallel.devices import FIGURES
 from bert.training.flops import (
     ATTENTION,
+    EMBEDDING_PROJECTION,
     FEED_FORWARD,
     PREDICTIONS,
-    PROJECTION,
     UTILIZATION,
     all_reduce_terms,
     compute_term,
@@ -147,8 +147,8 @@ def test_what_is_frozen_costs_the_forward_pass_alone() -> None:
 
 def test_narrow_embeddings_make_the_decoder_cheaper() -> None:
     narrow = dataclasses.replace(BASE, embedding_size=128)
-    flops = forward_flops(narrow, 128, (PREDICTIONS, PROJECTION), 20, {})
-    assert flops[PROJECTION] == pytest.approx(2 * 128 * 768)
+    flops = forward_flops(narrow, 128, (PREDICTIONS, EMBEDDING_PROJECTION), 20, {})
+    assert flops[EMBEDDING_PROJECTION] == pytest.approx(2 * 128 * 768)
     assert flops[PREDICTIONS] == pytest.approx(20 / 128 * (2 * 128 * 30522 + 2 * 768 * 128))
 
 

@@ -196,19 +196,22 @@ def read_hf_settings(folder: Path, log: Log) -> tuple[ModelConfig, str, dict[str
     Raises UserError like `read_hf_model`, except for the weights.
     """
     if find_router(folder) is not None:
-        read_pooling(folder, log, "query")
+        read_pooling(folder, log, "query", weights=False)
         queries = encoder_folder(folder, "query")
         if queries != encoder_folder(folder) and not is_static(folder, "query"):
             _read_declared(queries, log)
-    pooling, root = read_pooling(folder, log), folder
+    pooling, root = read_pooling(folder, log, weights=False), folder
     if is_static(folder):
         raise UserError(f"{folder} has its sizes in its weights, which are not here yet: load it with bert.load first")
     folder = encoder_folder(folder)
     config, family, architecture, labels = _read_declared(folder, log)
     tokenizer = _tokenizer(folder, folder, config, family, log)
-    if pooling is not None and pooling.has_token_vectors:
-        late_interaction.fit_to_tokenizer(pooling, tokenizer, config, root, folder, log)
-    return config, architecture, _stored_shapes(config, family, architecture, labels), tokenizer
+    shapes = _stored_shapes(config, family, architecture, labels)
+    if (pooling := fit_to_model(pooling, config, folder, log)) is not None:
+        shapes |= pooling.shapes
+        if pooling.has_token_vectors:
+            late_interaction.fit_to_tokenizer(pooling, tokenizer, config, root, folder, log)
+    return config, architecture, shapes, tokenizer
 
 
 def _read_declared(folder: Path, log: Log) -> tuple[ModelConfig, Family, str, int]:

@@ -9,7 +9,7 @@ import dataclasses
 import string
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeGuard, get_args
 
 from tokenizers import AddedToken, Tokenizer
 
@@ -49,6 +49,9 @@ STANFORD = "HF_ColBERT"
 STANFORD_METADATA = "artifact.metadata"
 STANFORD_PREFIXES = {"query": ("query_token_id", "[unused0]"), "document": ("doc_token_id", "[unused1]")}
 """Key of `STANFORD_METADATA` with the token before a text, and its default."""
+
+STANFORD_DIM = 128
+"""Default of ``dim``, the width E of an embedding."""
 
 PROJECTION = "linear.weight"
 """Tensor with the projection of Stanford's ColBERT."""
@@ -93,6 +96,16 @@ def read_stanford_metadata(folder: Path, log: Callable[[str], None]) -> dict[str
         "attend_to_expansion_tokens": content.get("attend_to_mask_tokens"),
         "skiplist_words": list(string.punctuation) if content.get("mask_punctuation", True) else [],
     }
+
+
+def stanford_shape(folder: Path) -> tuple[int, int]:
+    """Returns the shape [D, E] of the projection that the settings of Stanford's ColBERT declare. Raises UserError."""
+    metadata = folder / STANFORD_METADATA
+    width = read_json_object(folder / "config.json").get("hidden_size")
+    dim = read_json_object(metadata).get("dim", STANFORD_DIM) if metadata.is_file() else STANFORD_DIM
+    if not is_count(width) or not is_count(dim):
+        raise UserError(f"{folder}: hidden_size is {shorten(width)} and dim {shorten(dim)}: use numbers of features")
+    return width, dim
 
 
 def read_settings(folder: Path, log: Callable[[str], None]) -> dict[str, Any]:
@@ -255,7 +268,7 @@ def _tokens(words: Any, key: str, file: Path) -> tuple[str, ...]:
     return tuple(words or ())
 
 
-def is_count(value: object) -> bool:
+def is_count(value: object) -> TypeGuard[int]:
     """Returns whether a value of a JSON file is a positive integer."""
     return type(value) is int and value >= 1
 

@@ -26,7 +26,7 @@ from bert.interchange.sentence_transformers.names import (
     TOKEN_TABLE,
 )
 from bert.interchange.sentence_transformers.routes import DOCUMENT, ROUTERS, Router, class_name, read_router
-from bert.interchange.tensor_files import read_tensors, weight_files
+from bert.interchange.tensor_files import read_tensors
 from bert.model.late_interaction import MAX_SIM, TOKEN_SIMILARITIES, Role
 from bert.model.pooling import (
     ACTIVATIONS,
@@ -98,8 +98,13 @@ def find_router(folder: Path) -> Router | None:
     return next((read_router(place) for name, place in _listed_modules(folder) if name in ROUTERS), None)
 
 
-def read_pooling(folder: Path, log: Callable[[str], None], route: Role = DOCUMENT) -> Pooling | None:
+def read_pooling(
+    folder: Path, log: Callable[[str], None], route: Role = DOCUMENT, weights: bool = True
+) -> Pooling | None:
     """Reads the modules of a sentence-transformers folder (modules.json), or a folder of Stanford's ColBERT.
+
+    Args:
+        weights: whether to read the weights of dense layers. If not, they are zeros of the configured shapes.
 
     Returns:
         None if there is no modules.json, or if it belongs to a cross-encoder.
@@ -109,7 +114,7 @@ def read_pooling(folder: Path, log: Callable[[str], None], route: Role = DOCUMEN
     """
     modules = _modules(folder, route)
     if not modules:
-        return _read_stanford(folder, log) if late_interaction.is_stanford(folder) else None
+        return _read_stanford(folder, log, weights) if late_interaction.is_stanford(folder) else None
     folder_of, content = dict(modules), late_interaction.read_prompts(folder)
     is_lexical, is_late = "SpladePooling" in folder_of, late_interaction.is_late(folder_of, content)
     texts_file = _find_text_settings(folder, route)
@@ -137,7 +142,7 @@ def read_pooling(folder: Path, log: Callable[[str], None], route: Role = DOCUMEN
         normalize="Normalize" in folder_of or adds_normalize,
         max_length=length,
         lowercase=lowercase,
-        dense=tuple(_read_dense(place, features, log) for name, place in modules if name == "Dense"),
+        dense=tuple(_read_dense(place, features, weights, log) for name, place in modules if name == "Dense"),
         **settings,
     )
 
@@ -151,20 +156,20 @@ def _find_text_settings(folder: Path, route: Role) -> Path | None:
     return next((file for file in files if file.is_file()), None)
 
 
-def _read_stanford(folder: Path, log: Callable[[str], None]) -> Pooling:
+def _read_stanford(folder: Path, log: Callable[[str], None], weights: bool) -> Pooling:
     """Returns the pooling of a folder of Stanford's ColBERT. Raises UserError."""
     content, file = late_interaction.read_settings(folder, log), folder / late_interaction.STANFORD_METADATA
-    dense: tuple[PooledDense, ...] = ()
-    if weight_files(folder):
+    if weights:
         tensors, source = read_tensors(folder)
         if late_interaction.PROJECTION not in tensors:
             raise UserError(f"{source} lacks {late_interaction.PROJECTION}, the projection of ColBERT: copy it again")
-        kernel = tensors[late_interaction.PROJECTION].astype(np.float32).T
-        dense = (PooledDense(np.ascontiguousarray(kernel), None, IDENTITY),)
+        kernel = np.ascontiguousarray(tensors[late_interaction.PROJECTION].astype(np.float32).T)
+    else:
+        kernel = np.zeros(late_interaction.stanford_shape(folder), np.float32)
     return Pooling(
         TOKEN_POOLING,
         normalize=True,
-        dense=dense,
+        dense=(PooledDense(kernel, None, IDENTITY),),
         interaction=late_interaction.read_interaction(file, content, None, None),
         **_model_settings(file, content, False, True, log),
     )
@@ -342,11 +347,12 @@ def _inside(file: Path, path: Any) -> Path:
     return file.parent / path
 
 
-def _read_dense(folder: Path, features: tuple[str, ...], log: Callable[[str], None]) -> PooledDense:
+def _read_dense(folder: Path, features: tuple[str, ...], weights: bool, log: Callable[[str], None]) -> PooledDense:
     """Reads a Dense module.
 
     Args:
         features: names of the vectors that it may read and write. The first one is the default.
+        weights: see `read_pooling`.
 
     Raises:
         UserError: an activation or setting is not supported by `PooledDense`, or the weights have wrong shapes.
@@ -367,6 +373,14 @@ def _read_dense(folder: Path, features: tuple[str, ...], log: Callable[[str], No
     _check_features(file, content, features, features[0])
     known_keys = ("in_features", "out_features", "bias", "activation_function", "use_residual", *FEATURE_KEYS)
     _warn_unknown(file, content, known_keys, log)
+    shape: tuple[Any, Any] = (content.get("out_features"), content.get("in_features"))
+    if not all(map(late_interaction.is_count, shape)):
+        raise UserError(
+            f"{file}: out_features and in_features are {list(shape)}: set them to the shape of linear.weight"
+        )
+    if not weights:
+        zeros = np.zeros(shape[::-1], np.float32)
+        return PooledDense(zeros, zeros[0] if content.get("bias", True) else None, activation)
     tensors, source = read_tensors(folder)
     weight, bias = tensors.get("linear.weight"), tensors.get("linear.bias")
     if weight is None or set(tensors) - {"linear.weight", "linear.bias"}:
@@ -374,7 +388,6 @@ def _read_dense(folder: Path, features: tuple[str, ...], log: Callable[[str], No
             f"{source} holds {', '.join(sorted(tensors))}, but a Dense module has linear.weight and linear.bias: copy "
             "it again"
         )
-    shape = (content.get("out_features"), content.get("in_features"))
     if weight.shape != shape or (bias is not None and bias.shape != shape[:1]):
         raise UserError(
             f"{source}: linear.weight is {list(weight.shape)}, but config.json makes it {list(shape)}: copy both again"

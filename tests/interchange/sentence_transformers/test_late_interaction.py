@@ -54,6 +54,23 @@ VARIANTS = {
 
 
 @pytest.mark.medium
+@pytest.mark.parametrize("pooling", [*VARIANTS.values(), Pooling("mean", dense=VARIANTS["at least"].dense)])
+def test_dense_layers_are_counted_with_and_without_weights(pooling: Pooling, made, tmp_path: Path) -> None:
+    made(pooling=pooling).save(tmp_path / "out")
+    expected = summarize(tmp_path / "out", 10)
+    for file in (tmp_path / "out").rglob("*.safetensors"):
+        file.unlink()
+    facts = summarize(tmp_path / "out", 10)
+    assert (facts["parameters"], facts["parts"]) == (expected["parameters"], expected["parts"])
+    elements = sum(layer.kernel.size for layer in pooling.dense)
+    biases = sum(layer.bias.size for layer in pooling.dense if layer.bias is not None)
+    [part] = [part for part in facts["parts"] if part["part"] in ("projection", "dense")] or [None]
+    texts = 10 if pooling.mode == "mean" else 1  # a mean is projected once per row, embeddings of tokens at each one
+    assert (part is None) == (not pooling.dense)
+    assert part is None or (part["parameters"], part["flops_per_token"]) == (elements + biases, 2 * elements / texts)
+
+
+@pytest.mark.medium
 @pytest.mark.parametrize("kind", VARIANTS)
 def test_a_folder_keeps_all_settings(kind: str, made, tmp_path: Path) -> None:
     model = made(pooling=VARIANTS[kind])
@@ -139,7 +156,14 @@ def test_a_folder_of_stanford(made, tmp_path: Path) -> None:
     file = tmp_path / "out/model.safetensors"
     tensors = {f"bert.{name}": array for name, array in load_file(file).items()}
     save_file({**tensors, "linear.weight": np.ascontiguousarray(PROJECTION.kernel.T)}, file)
-    metadata = {"query_token_id": "[MASK]", "doc_token_id": "b", "query_maxlen": 8, "doc_maxlen": 9, "similarity": "l2"}
+    metadata = {
+        "query_token_id": "[MASK]",
+        "doc_token_id": "b",
+        "query_maxlen": 8,
+        "doc_maxlen": 9,
+        "similarity": "l2",
+        "dim": 6,
+    }
     (tmp_path / "out/artifact.metadata").write_text(json.dumps(metadata))
     said: list[str] = []
     model = bert.load(tmp_path / "out", said.append)
@@ -147,6 +171,8 @@ def test_a_folder_of_stanford(made, tmp_path: Path) -> None:
     assert model.pooling is not None
     assert (model.pooling.interaction, model.pooling.dense) == (expected, CLASSIC.dense)
     assert (model.pooling.query_prompt, model.pooling.document_prompt) == ("[MASK] ", "b ")
+    declared = read_pooling(tmp_path / "out", lambda text: None, weights=False)
+    assert declared is not None and declared.shapes == model.pooling.shapes == {"projection/0/kernel": (12, 6)}
     warned = [line for line in said if isinstance(line, WarningText)]
     assert len(warned) == 2
     assert "similarity is 'l2', which is not applied" in warned[0]
