@@ -100,7 +100,7 @@ def test_an_interruption_says_how_to_continue(glue, tmp_path, monkeypatch, capsy
     assert "saved at step 7 of cola" in capsys.readouterr().out
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_glue_is_scored_submitted_and_not_trained_again(pretrained, glue, tmp_path, capsys):
     out = tmp_path / "out"
     arguments = ["glue", f"--init={pretrained}", f"--data.dir={glue}", f"--output_dir={out}", "--num_seeds=2"]

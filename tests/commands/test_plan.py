@@ -174,7 +174,7 @@ def test_a_plan_has_the_sizes_of_init_and_the_tokens_of_the_vocabulary(pretraine
     )
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_smoothed_labels_are_planned(capsys) -> None:
     arguments = [*ARGUMENTS[:-1], "--config=gpt2", "--phases=null", "--training.label_smoothing=0.1"]
     assert main([*arguments, "--training.batch_size=2", "--training.gradient_accumulation_steps=1", "--memory=1GiB",

@@ -101,7 +101,7 @@ def test_choices_are_lines(models, ability) -> None:
             choose("who", lines)
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_texts_are_compared_and_continued(models, ability) -> None:
     assert ability("mlm", "similarity")("a b", "a b") == pytest.approx(1)
     assert ability("causal", "generate")("the") == models["causal"].generate("the", max_tokens=40)

@@ -77,8 +77,8 @@ def test_greedy_answers_are_the_argmax_of_each_prompt_alone(model: Pretrained) -
 @pytest.mark.parametrize(
     "settings",
     [
-        {"temperature": 1.5, "num_samples": 3, "seed": 4},
-        {"beams": 3, "num_samples": 2},
+        pytest.param({"temperature": 1.5, "num_samples": 3, "seed": 4}, marks=pytest.mark.slow),
+        pytest.param({"beams": 3, "num_samples": 2}, marks=pytest.mark.slow),
         {"temperature": 1.5, "num_samples": 2, "repetition_penalty": 1.3, "no_repeat_ngram_size": 2, "min_tokens": 4},
     ],
 )

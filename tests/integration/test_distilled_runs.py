@@ -101,9 +101,8 @@ def same_state(first: Path, second: Path) -> None:
     jax.tree.map(np.testing.assert_array_equal, state_of(first)["params"], state_of(second)["params"])
 
 
-@pytest.mark.parametrize(
-    "name", [name if name == "tagging" else pytest.param(name, marks=pytest.mark.slow) for name in KINDS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KINDS)
 def test_a_student_learns_what_its_wrong_labels_do_not_tell_it(name: str, teacher_of: Callable, tmp_path: Path) -> None:
     kind, teacher = KINDS[name], teacher_of(name)
     taught = {
@@ -136,6 +135,7 @@ def test_a_teacher_without_weight_changes_no_bit(teacher_of: Callable, tmp_path:
     same_state(tmp_path / "taught", tmp_path / "plain")
 
 
+@pytest.mark.slow
 def test_a_resumed_run_ends_the_same_and_rejects_another_teacher(
     teacher_of: Callable, tmp_path: Path, monkeypatch
 ) -> None:

@@ -32,6 +32,9 @@ RUNS = "runs"
 BY_HAND = ("main", "tests")
 """Blocks of the README that install: continuous integration runs them."""
 
+FIRST_PAGES = ("README", "get_started")
+"""Pages whose commands continuous integration runs. The slow tests run those of all pages."""
+
 OTHERS = {
     "--xla_force_host_platform_device_count", "--cpu-durations", "--check", "--signal", "--requeue", "--logdir",
     "--small", "--dropout",
@@ -308,9 +311,14 @@ def test_the_training_on_the_documentation_runs(pretrained: Path, tmp_path: Path
     assert set(names["run"].results["dev"]) == {"loss", "ndcg_at_10", "mrr_at_10", "recall_at_10"}
 
 
-@pytest.mark.slice
 @pytest.mark.slow
-@pytest.mark.parametrize("page", sorted({block.page for block in BLOCKS if block.mark == RUNS}), ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=page.stem, marks=[pytest.mark.slice] if page.stem in FIRST_PAGES else [])
+        for page in sorted({block.page for block in BLOCKS if block.mark == RUNS})
+    ],
+)
 def test_what_is_marked_as_running_runs(page: Path, corpus: Path, tmp_path: Path) -> None:
     (tmp_path / "corpus").mkdir()
     shutil.copy(corpus, tmp_path / "corpus" / "some.txt")

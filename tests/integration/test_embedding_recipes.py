@@ -21,7 +21,10 @@ pytestmark = pytest.mark.medium
 FAMILIES = {"nomic_embed": "nomic_bert", "qwen3_embed": "qwen3"}
 
 
-@pytest.mark.parametrize("recipe", EMBEDDING_RECIPES)
+@pytest.mark.parametrize(
+    "recipe",
+    [pytest.param(name, marks=pytest.mark.slow) if name == "qwen3_embed" else name for name in EMBEDDING_RECIPES],
+)
 def test_both_sides_are_trained_and_read_back_with_their_prompts(recipe: str, tmp_path: Path, monkeypatch) -> None:
     run = embedding_recipe_run(recipe, tmp_path)
     assert json.loads((tmp_path / "init" / "config.json").read_text())["model_type"] == FAMILIES[recipe]

@@ -103,6 +103,7 @@ def test_a_stopped_run_has_a_fitted_classifier(encoder: Path, tmp_path: Path) ->
     assert run.results["dev"]["accuracy"] > 0.6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "more", [{"lora": {"rank": 2}}, {"data": {"max_length": 8, "long_texts": "windows", "doc_stride": 2}}]
 )

@@ -42,9 +42,14 @@ def leaves(run: Path) -> list[np.ndarray]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "mesh", [pytest.param("2x2x1", id="copies"), pytest.param("1x4x1", id="parts", marks=pytest.mark.slice)]
+    ("more", "mesh"),
+    [
+        pytest.param([], "1x4x1", id="masked-parts", marks=pytest.mark.slice),
+        pytest.param([], "2x2x1", id="masked-copies"),
+        pytest.param(NEXT, "1x4x1", id="next-parts"),
+        pytest.param(NEXT, "2x2x1", id="next-copies"),
+    ],
 )
-@pytest.mark.parametrize("more", [[], NEXT], ids=["masked", "next"])
 def test_two_hosts_give_the_losses_of_one_and_each_takes_over_from_the_other(
     more: list[str], mesh: str, corpus: Path, tmp_path: Path
 ) -> None:

@@ -104,9 +104,8 @@ def values_of(answer: Any) -> dict[str, Any]:
     return values
 
 
-@pytest.mark.parametrize(
-    "name", [name if name == "classification" else pytest.param(name, marks=pytest.mark.slow) for name in KINDS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KINDS)
 def test_a_head_is_kept_from_a_run_and_from_a_published_folder(name: str, tmp_path: Path) -> None:
     kind = KINDS[name]
     first = train(kind, tmp_path / "first", "none", TRAINED)

@@ -104,8 +104,8 @@ def write_gpt2(folder: Path) -> None:
     ).save(folder)
 
 
-@pytest.mark.medium
-@pytest.mark.parametrize("weight", [pytest.param(0.0, marks=pytest.mark.slow), 0.5])
+@pytest.mark.slow
+@pytest.mark.parametrize("weight", [0.0, 0.5])
 def test_gpt2_reads_pairs_with_its_end_token_between(
     weight: float, mrpc: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,7 +129,7 @@ def test_gpt2_reads_pairs_with_its_end_token_between(
         np.testing.assert_allclose(list(one.probabilities.values()), list(other.probabilities.values()), rtol=1e-5)
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["conll2003", "squad"])
 def test_gpt2_tags_words_and_answers_questions(task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its vocabulary has no padding token."""

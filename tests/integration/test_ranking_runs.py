@@ -233,7 +233,7 @@ def test_every_way_to_train_an_embedding_works(trained: Trained, tmp_path: Path)
 
 
 @of_embeddings
-@pytest.mark.medium
+@pytest.mark.slow
 def test_a_sparse_encoder_is_trained_scored_and_exported(trained: Trained, tmp_path: Path) -> None:
     """A stronger regularizer leaves fewer words, and dev is scored by inner products, as `search` compares."""
     options = [option for option in trained.options if "matryoshka" not in option]

@@ -63,7 +63,7 @@ def test_the_last_token_of_a_pretraining_row_has_segment_2(tmp_path: Path) -> No
     assert masked_batch(rows, masking, words, 0)["token_type_ids"].tolist() == [[0, 0, 0, 2, 0]]
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_trained_resumed_fine_tuned_and_exported(published: Path, corpus: Path, sst2: Path, tmp_path: Path) -> None:
     settings = [option for option in SMALL_RUN if not option.startswith(("--model.", "--tokenizer."))]
     whole = tmp_path / "whole"

@@ -302,8 +302,8 @@ WINDOWS = ModelConfig(
 )  # fmt: skip
 
 
-@pytest.mark.medium
-@pytest.mark.parametrize("mesh", [None, pytest.param((2, 1, 2), marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", [None, (2, 1, 2)])
 def test_local_and_global_layers_of_packed_rows_are_those_written_out(mesh, monkeypatch) -> None:
     """Hidden states and gradients; on a mesh, each device has its own rows and heads."""
     monkeypatch.setattr(attention, "splash_attention", partial(splash_attention, interpret=True))

@@ -148,7 +148,7 @@ def test_the_slope_is_that_of_finite_differences() -> None:
     assert float(jax.jit(jax.grad(loss))(0.0)) == pytest.approx(difference, rel=1e-3)
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_decoding_with_a_cache_gives_the_distribution_of_teacher_forcing() -> None:
     model, variables = model_and_params()
     expected = model.apply(variables, SOURCE, TARGET, ATTENTION)
@@ -161,7 +161,10 @@ def test_decoding_with_a_cache_gives_the_distribution_of_teacher_forcing() -> No
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize(("beams", "temperature"), [(1, 0.0), (4, 0.0), (1, 1.0)])
+@pytest.mark.parametrize(
+    ("beams", "temperature"),
+    [pytest.param(1, 0.0, marks=pytest.mark.slow), (4, 0.0), pytest.param(1, 1.0, marks=pytest.mark.slow)],
+)
 def test_texts_have_the_scores_of_teacher_forcing(beams: int, temperature: float) -> None:
     model, variables = model_and_params()
     arrays = DecodingArrays.make(Decoding(max_tokens=5, beams=beams, temperature=temperature), END)

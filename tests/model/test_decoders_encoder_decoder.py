@@ -140,7 +140,7 @@ def decode(params: dict, name: str, beams: int) -> Decoded:
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("name", ["all", "other decoder"])
+@pytest.mark.parametrize("name", [pytest.param("all", marks=pytest.mark.slow), "other decoder"])
 def test_greedy_decoding_and_beams_score_as_teacher_forcing_does(name: str) -> None:
     model, params = model_of(name)
     greedy, beams = (jax.device_get(decode(params, name, count)) for count in (1, 4))
@@ -164,7 +164,7 @@ def test_greedy_decoding_and_beams_score_as_teacher_forcing_does(name: str) -> N
         assert len({tuple(text) for text in actual}) == 4
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_memory_grows_in_proportion_to_a_source_of_10_000_tokens() -> None:
     """WikiSum's sources (Liu et al. 2018) with local attention: no array of all pairs, in the gradients either."""
     config = dataclasses.replace(CONFIG, attention_window=64, max_position_embeddings=10_000)

@@ -72,6 +72,7 @@ def test_by_hand() -> None:
     np.testing.assert_allclose(output, expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_every_way_of_running_the_layers() -> None:
     """Padding, packed rows, the kernel, the loop and recomputation change neither results nor gradients."""
     params = initial_params()

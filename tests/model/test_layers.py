@@ -149,9 +149,11 @@ def test_a_convolution_by_hand(pre_layer_norm: bool) -> None:
     "options",
     [
         {},
-        {"num_hidden_layers": 4, "layer_groups": 2},
-        {"layer_groups": 1, "halting": 0.01},
-        {"pre_layer_norm": True, "first_layer_norm": False, "step_embedding": True},
+        pytest.param({"num_hidden_layers": 4, "layer_groups": 2}, marks=pytest.mark.slow),
+        pytest.param({"layer_groups": 1, "halting": 0.01}, marks=pytest.mark.slow),
+        pytest.param(
+            {"pre_layer_norm": True, "first_layer_norm": False, "step_embedding": True}, marks=pytest.mark.slow
+        ),
     ],
     ids=lambda options: ", ".join(options),
 )

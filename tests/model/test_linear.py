@@ -110,7 +110,7 @@ def pretraining_loss(params):
     return sum(total / weight for total, weight in losses.values())
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_forward_mode_and_hessian_vector_products_without_the_custom_backward(monkeypatch):
     """Against the gradient, and the difference of two gradients, of the backward passes written for CPUs."""
     direction = jax.tree.map(lambda array: 0.1 * normal(4, *array.shape), initial_params())

@@ -97,6 +97,7 @@ def test_pair_by_pair(name: str) -> None:
         np.testing.assert_allclose(states.attentions[0][row, :, :real], expected[:, :real], atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["buckets", "linear"])
 def test_every_way_of_running_the_layers(name: str) -> None:
     """Padding that is cut off, packed rows, the kernel, the loop, recomputation and a cache change nothing."""

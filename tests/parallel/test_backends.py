@@ -164,7 +164,7 @@ def test_what_comes_back_from_a_mesh_is_what_went_there() -> None:
         np.testing.assert_array_equal(mesh.to_host(mesh.shard_batch(batch, micro_batches))["rows"], rows)
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 @pytest.mark.parametrize("parallel", [PmapParallelism(jax.devices()[:2]), MeshParallel((2, 1, 1), jax.devices()[:2])])
 def test_programs_are_freed_with_their_functions(parallel: Parallelism) -> None:
     """Many runs in one process, of a sweep or a notebook, would otherwise reach the system's limit of memory maps."""

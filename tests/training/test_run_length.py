@@ -115,7 +115,7 @@ def test_a_run_shortened_to_its_newest_step_equals_a_run_planned_so(pretrain, tm
     assert_same_runs(run, planned)
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_a_constant_rate_may_decay_from_now_on(pretrain, tmp_path) -> None:
     decay = ["--training.checkpoint_every=4", "--optimizer.schedule=warmup_stable_decay", "--optimizer.decay_ratio=0.5"]
     planned = pretrain(tmp_path / "planned", 12, *decay, "--training.max_to_keep=9")
@@ -160,7 +160,7 @@ def test_a_branch_with_the_same_keys_makes_the_next_steps_of_its_source(pretrain
     jax.tree.map(np.testing.assert_array_equal, state_of(run), state_of(source))
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_a_branch_may_decay_with_other_batches_and_another_corpus(pretrain, source, tmp_path) -> None:
     decay = ["--optimizer.schedule=warmup_stable_decay", "--optimizer.decay_ratio=0.4", "--training.batch_size=4"]
     other = ["--data.train=docstrings:json,email", "--seed=3"]
@@ -280,8 +280,8 @@ def test_a_budget_needs_a_schedule_that_does_not_depend_on_the_steps(fails, argu
 BUDGET = ["--training.max_minutes=60", "--training.checkpoint_every=4", "--training.max_to_keep=9"]
 
 
-@pytest.mark.medium
-@pytest.mark.parametrize("schedule", ["warmup_stable_decay", pytest.param("constant", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["warmup_stable_decay", "constant"])
 def test_a_run_within_a_budget_equals_a_run_planned_with_its_steps(pretrain, tmp_path, monkeypatch, schedule) -> None:
     """The steps are decided on at step 6. The same command then finds the run as it is, also from an earlier step."""
     options = [f"--optimizer.schedule={schedule}"]

@@ -49,13 +49,13 @@ GPT2 = {"causal": True, "pre_layer_norm": True, "embedding_norm": False, "predic
 CHOICES = [(batch, 2, length) for batch, length in SIZES]
 FAST = [
     ("BertForSequenceClassification", {}, SIZES),
+]
+SLOW = [
     (
         "BertForSequenceToSequence",
         {"share_decoder": "all", "pre_layer_norm": True, "scale_embeddings": True},
         SIZES[:3],
     ),
-]
-SLOW = [
     (
         "BertForPreTraining",
         {"pre_layer_norm": True, "position_embedding_type": "sinusoidal", "embedding_size": 6},

@@ -183,14 +183,10 @@ def test_a_teacher_changes_neither_the_students_start_nor_its_own_loss() -> None
     np.testing.assert_array_equal(other["teacher_sentence_loss"], sums["teacher_sentence_loss"])
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "training",
-    [
-        pytest.param({"remat": "full"}, marks=pytest.mark.slow),
-        {"scan_layers": True},
-        pytest.param({"pad_vocab_to_multiple_of": 64}, marks=pytest.mark.slow),
-    ],
+    [{"remat": "full"}, {"scan_layers": True}, {"pad_vocab_to_multiple_of": 64}],
     ids=str,
 )
 def test_how_layers_are_run_does_not_matter(training: dict) -> None:

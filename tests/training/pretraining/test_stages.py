@@ -244,7 +244,7 @@ def assert_equal_runs(run: Path, whole: Path) -> None:
     jax.tree.map(np.testing.assert_array_equal, state_of(run), state_of(whole))
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_interrupted_in_the_second_of_two_stages(arguments: list[str], tmp_path: Path, monkeypatch) -> None:
     whole, run, batch = tmp_path / "whole", tmp_path / "run", PretrainingLoader.batch
     assert main([*arguments, *TWO, f"--output_dir={whole}"]) == 0

@@ -207,7 +207,7 @@ QUICK = [
 ]
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_the_quickstart_fine_tunes_on_three_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     """The default recipe with tiny budgets, on the docstrings of a few packages."""
     monkeypatch.setattr(docstring_tasks, "TRAIN_ROWS", 32)
