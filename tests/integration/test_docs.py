@@ -33,7 +33,7 @@ BY_HAND = ("main", "tests")
 """Blocks of the README that install: continuous integration runs them."""
 
 FIRST_PAGES = ("README", "get_started")
-"""Pages whose commands continuous integration runs. The slow tests run those of all pages."""
+"""Pages whose commands continuous integration runs; the slow tests run every page."""
 
 OTHERS = {
     "--xla_force_host_platform_device_count", "--cpu-durations", "--check", "--signal", "--requeue", "--logdir",
