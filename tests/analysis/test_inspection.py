@@ -119,6 +119,7 @@ def test_a_model_without_weights_is_shown_by_its_config_alone(published, capsys,
     assert "model_type is 'big_bird'" in fails(main, str(published))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("family", sorted(EXAMPLES.keys() - {"mpnet", "encoder-decoder"}))
 def test_an_encoder_of_each_family_is_shown_by_its_config_alone(family, tmp_path, monkeypatch) -> None:
     vocabulary = tmp_path / "vocab.txt"
@@ -132,6 +133,7 @@ def test_an_encoder_of_each_family_is_shown_by_its_config_alone(family, tmp_path
     assert {key: facts[key] for key in same} == {key: expected[key] for key in same}
 
 
+@pytest.mark.medium
 def test_the_model_of_queries_is_checked_before_its_weights_are_downloaded(published, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(hf, "logits_difference", lambda model, folder: None)  # compared in tests/real
     vocabulary = tmp_path / "vocab.txt"

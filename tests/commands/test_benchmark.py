@@ -30,6 +30,7 @@ def glue(tmp_path: Path) -> Path:
     return tmp_path / "GLUE"
 
 
+@pytest.mark.medium
 def test_a_run_per_task_that_is_there(glue, tmp_path):
     configs, _ = benchmark.glue_configs(
         ["--init=x", f"--data.dir={glue}", "--output_dir", str(tmp_path / "out"), "--seed=3"]
@@ -47,6 +48,7 @@ def test_a_run_per_task_that_is_there(glue, tmp_path):
     assert {config.data.dir for config in hub.values()} == {"hub:nyu-mll/glue"}
 
 
+@pytest.mark.medium
 def test_errors(glue, tmp_path, fails):
     assert "--data.dir DIR" in fails(main, "glue", "--init=x")
     assert "--tasks squad is not a task of GLUE" in fails(

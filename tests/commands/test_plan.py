@@ -112,6 +112,7 @@ def test_memory_that_runs_out_is_advice_and_no_stack_trace(fails) -> None:
         other([])
 
 
+@pytest.mark.medium
 def test_absent_devices_get_exact_state_and_a_rough_formula(capsys) -> None:
     arguments = [*ARGUMENTS, "--training.batch_size=64", "--device=h100:8", "--training.mesh=2x2x2"]
     assert main(arguments) == 0
@@ -129,6 +130,7 @@ def test_absent_devices_get_exact_state_and_a_rough_formula(capsys) -> None:
     assert "; about 0 rows fit" not in fits[1]
 
 
+@pytest.mark.medium
 def test_a_pod_on_paper_shows_its_arithmetic(capsys) -> None:
     base = ["--config=base", "--model.num_hidden_layers=1"]  # 11 layers of 7,087,872 parameters fewer
     assert main([*base, "--device=v5e:64", "--utilization=0.5"]) == 0
@@ -182,6 +184,7 @@ def test_smoothed_labels_are_planned(capsys) -> None:
     assert "suggested: " in capsys.readouterr().out
 
 
+@pytest.mark.medium
 def test_mistakes_in_a_device_are_sentences(fails) -> None:
     for text in ("h100:", "h100:0", "v5e:2x", "v5e:2x2x2x2", "8"):
         assert has_all(fails(main, f"--device={text}"), "is not KIND or KIND:COUNT", "h100:8")

@@ -230,6 +230,7 @@ def test_modern_base_has_the_published_settings() -> None:
     assert optimizer.weight_decay * optimizer.learning_rate == pytest.approx(1e-5)
 
 
+@pytest.mark.medium
 def test_modern_base_has_the_three_published_stages() -> None:
     """Warner et al. 2024, section 2.2 and table 3; the authors' yamls/modernbert/modernbert-base-pretrain.yaml."""
     phases = resolve_phases(pretraining("modern_base"), 438_500)

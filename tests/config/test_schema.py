@@ -54,6 +54,7 @@ def errors(text: str) -> list[str]:
     return [error.message for error in VALIDATOR.iter_errors(yaml.load(text, Yaml12Loader))]
 
 
+@pytest.mark.medium
 def test_the_schema_is_valid_and_the_file_is_current(capsys: pytest.CaptureFixture[str]) -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     assert config_command(["schema"]) == 0
@@ -71,6 +72,7 @@ def test_each_recipe_names_the_schema_and_is_valid(name: str) -> None:
     assert list(VALIDATOR.iter_errors(yaml.safe_load(text))) == []
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("config_class", [PretrainConfig, FinetuneConfig])
 def test_each_key_has_its_default_and_its_help(config_class: type) -> None:
     for key, field in keys_of(config_class).items():

@@ -98,6 +98,7 @@ def test_a_vocabulary_whose_copy_was_interrupted_is_copied_by_the_next_start(
     assert corpus_vocabulary(config(place), VOCABULARY, print).to_str() == tokenizer.to_str()
 
 
+@pytest.mark.medium
 def test_machines_build_shards_of_one_set_through_the_bucket(
     place, bucket, on_machine, tmp_path, monkeypatch, capsys
 ) -> None:

@@ -36,6 +36,7 @@ def ability(models):
     return find
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("kind", ABILITIES)
 def test_a_model_has_the_tabs_of_what_it_can_do(models, kind: str) -> None:
     abilities = abilities_of(models[kind])
@@ -50,6 +51,7 @@ def test_a_generator_fills_masks(detected) -> None:
     assert len(abilities[0]("ba [MASK]")) == 8
 
 
+@pytest.mark.medium
 def test_masks_are_filled_as_in_python(models, ability) -> None:
     bars = ability("mlm", "fill_mask")("a [MASK] c")
     [expected] = models["mlm"].fill_mask("a [MASK] c", 8)
@@ -70,6 +72,7 @@ def test_texts_are_classified_and_scored_as_in_python(models, ability) -> None:
     assert (labels, shares) == (", ".join(expected.labels) or "none", expected.probabilities)
 
 
+@pytest.mark.medium
 def test_the_second_text_of_a_published_model_may_be_empty(models, ability) -> None:
     predict, model = ability("published", "predict"), models["published"]
     assert predict("a b", "") == model.predict("a b").probabilities
@@ -92,6 +95,7 @@ def test_answers_and_entities_are_marked_in_their_text(models, ability) -> None:
     assert mark("ab", []) == [("ab", None)] and mark("ab", [(0, 1, "x")]) == [("a", "x"), ("b", None)]
 
 
+@pytest.mark.medium
 def test_choices_are_lines(models, ability) -> None:
     choose = ability("choices", "choose")
     [expected] = models["choices"].predict([("who", "a b", "c")])
@@ -117,6 +121,7 @@ def test_attention_is_the_page_of_the_command(ability) -> None:
         assert (data["columns"] is not None) == (kind == "encoder_decoder")
 
 
+@pytest.mark.medium
 def test_texts_of_other_lengths_compile_nothing(ability) -> None:
     show = ability("mlm", "attention")
     show("a b c")
@@ -132,6 +137,7 @@ def test_a_text_of_nothing_visible_is_refused(ability, text) -> None:
             ability(kind, name)(*texts)
 
 
+@pytest.mark.medium
 def test_odd_characters_among_others_are_read(ability) -> None:
     for text in ("a\x00 b\x1b", "a \ud83d b", "\u202eab", "日本", "a" * MAX_CHARACTERS):
         parts = ability("tagging", "tag")(text)

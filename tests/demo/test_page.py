@@ -13,6 +13,7 @@ from bert.demo.page import _answer_or_error, _frame, build
 gradio = pytest.importorskip("gradio", reason="needs the extra demo")
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("kind", ["mlm", "multilabel", "regression", "choices", "squad", "tagging", "causal"])
 def test_each_tab_is_a_function_of_the_api(models, kind: str) -> None:
     described = build(models[kind]).get_api_info()["named_endpoints"]
@@ -45,6 +46,7 @@ def test_an_error_is_a_sentence_without_markup(models) -> None:
     assert not caught.value.print_exception
 
 
+@pytest.mark.medium
 def test_the_page_holds_nothing_that_runs_or_that_a_template_evaluates(models) -> None:
     hostile = "</h1><script>alert(1)</script> ${alert(2)} {{value}}"
     model = dataclasses.replace(models["mlm"], source=hostile)

@@ -214,6 +214,7 @@ def test_a_generated_target_is_shown_as_it_was_written(encoder_decoder) -> None:
     np.testing.assert_allclose(ended.weights[:, :, :2], cut.weights, atol=1e-6)
 
 
+@pytest.mark.medium
 def test_both_sides_are_cut_where_the_position_table_ends(encoder_decoder) -> None:
     found = compute_attention_map(encoder_decoder, "a b c d e f", "w x y z w x y")
     assert [len(side) for side in found.sides.values()] == [6, 6]
@@ -276,6 +277,7 @@ def test_the_page_and_the_types_are_shipped() -> None:
     assert resources.files("bert.inference").joinpath("attention_page.html").is_file()
 
 
+@pytest.mark.medium
 def test_the_picture_of_an_alignment_is_as_wide_as_the_source(alignment, tmp_path) -> None:
     shapes = []
     for width in (5, 20):

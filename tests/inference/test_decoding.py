@@ -213,6 +213,7 @@ def test_samples_have_the_probabilities_of_the_tokens_that_are_kept() -> None:
     assert list(shares()) == [1, 0, 0, 0, 0]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("top_k", "top_p", "kept"),
     [
@@ -237,6 +238,7 @@ def test_filters_keep_the_most_likely_tokens(top_k: int, top_p: float, kept: str
     np.testing.assert_array_equal(filtered[np.isfinite(filtered)], np.asarray(logits)[0][np.isfinite(filtered)])
 
 
+@pytest.mark.medium
 def test_filters_agree_with_sorting() -> None:
     logits = np.random.default_rng(2).integers(-4, 5, (60, 33)).astype(np.float32) * 0.7
     for top_k in (1, 2, 7, 20, 33):

@@ -156,6 +156,7 @@ def test_any_text_is_a_prompt_and_its_bytes_come_back(model: Pretrained) -> None
         assert whole + answer.text == together
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("prompts", "words"),
     [

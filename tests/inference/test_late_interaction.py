@@ -52,6 +52,7 @@ def written_out(query: np.ndarray, document: np.ndarray) -> float:
     return sum(max(float(token @ other) for other in document) for token in query)
 
 
+@pytest.mark.medium
 def test_embeddings_are_scaled_projections_of_hidden_states(model: bert.Pretrained) -> None:
     text = "y ba k"  # "y ba ko" cut to the six tokens of a document
     pieces = [model.tokenizer.id_to_token(token) for token in model.tokenize(text)["input_ids"][0].tolist()]
@@ -62,6 +63,7 @@ def test_embeddings_are_scaled_projections_of_hidden_states(model: bert.Pretrain
     np.testing.assert_allclose(model.embed(text), expected[[0, 1, 4, 5]], atol=1e-5)
 
 
+@pytest.mark.medium
 def test_mask_tokens_see_the_query_and_not_each_other(model: bert.Pretrained) -> None:
     """The query's own vectors are those without expansion. A mask token's vector depends on its position alone."""
     query = model.embed("ba", prompt="query")
@@ -77,6 +79,7 @@ def test_mask_tokens_see_the_query_and_not_each_other(model: bert.Pretrained) ->
     assert np.abs(query[:5] - attending.embed("ba", prompt="query")[:5]).max() > 1e-3
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("prompt", ["query", "document", None])
 def test_a_batch_changes_nothing(model: bert.Pretrained, prompt: Any) -> None:
     """Padded rows, rows of one text, and packed rows (many short texts)."""
@@ -89,6 +92,7 @@ def test_a_batch_changes_nothing(model: bert.Pretrained, prompt: Any) -> None:
     assert model.embed([], prompt=prompt) == []
 
 
+@pytest.mark.medium
 def test_encode_returns_the_embeddings_without_a_role(model: bert.Pretrained) -> None:
     output = model.encode(TEXTS)
     assert output.last_hidden_state.shape[:2] == output.attention_mask.shape

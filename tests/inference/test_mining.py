@@ -65,6 +65,7 @@ def test_negatives_are_the_nearest_documents_below_the_margin(model: bert.Pretra
     assert {text for row in own for text in row["negatives"]} <= set(CORPUS)
 
 
+@pytest.mark.medium
 def test_a_cross_encoder_scores_in_place_of_the_cosine(model: bert.Pretrained) -> None:
     scored: Any = {"scorer": Scorer(), "label": "relevant", "num_negatives": 1}
     [_, row, _] = model.mine_negatives(ROWS, CORPUS, **scored, relative_margin=0)
@@ -81,6 +82,7 @@ def test_a_scorer_is_checked_before_the_corpus_is_embedded(model: bert.Pretraine
         model.mine_negatives(ROWS, CORPUS, scorer=model)
 
 
+@pytest.mark.medium
 def test_prompts_are_those_of_the_model(model: bert.Pretrained) -> None:
     prompted = dataclasses.replace(model, pooling=Pooling(query_prompt="a ", document_prompt="b "))
     np.testing.assert_allclose(prompted.embed(["ko"], prompt="query"), model.embed(["a ko"]), atol=1e-6)

@@ -21,6 +21,7 @@ def model(tmp_path: Path) -> bert.Pretrained:
     return dataclasses.replace(model_of(tmp_path, BertForPreTraining(CONFIG), None), pooling=pooling)
 
 
+@pytest.mark.medium
 def test_batches_become_one_array_of_embeddings(model: bert.Pretrained, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: SimpleNamespace())
     encoder, batches = bert.MtebEncoder(model), [{"text": ["ba", "ko ri"]}, {"text": ["tu"]}]

@@ -28,6 +28,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> bert.Pretrained:
     return model_of(folder, BertForSequenceClassification(CONFIG, len(NAMES)), nli(*NAMES))
 
 
+@pytest.mark.medium
 def test_each_label_is_asked_with_the_text(model: bert.Pretrained) -> None:
     texts, labels = ["a b c", "d"], ["e", "f g", "h"]
     answers = model.zero_shot(texts, labels, "x {}", batch_size=4)

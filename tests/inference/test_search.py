@@ -72,6 +72,7 @@ def test_texts_are_searched_as_their_embeddings_are(models: dict[str, Any], monk
     assert model.search([], TEXTS).indices.shape == (0, 8)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -102,6 +103,7 @@ class ExactIndex:
         return np.take_along_axis(scores, indices, axis=1), indices
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("library", ["none", "faiss"])
 def test_an_index_is_searched_as_its_vectors_are(models: dict[str, Any], library: str) -> None:
     model, queries = models["encoder"], ["ba ko", "lo mi"]

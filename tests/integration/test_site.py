@@ -36,6 +36,7 @@ def test_every_public_name_is_in_the_reference(reference: ModuleType) -> None:
     assert described == set(bert.__all__)
 
 
+@pytest.mark.medium
 def test_every_key_is_in_the_configuration_once(reference: ModuleType) -> None:
     sections = (reference.shared_keys(), reference.pretraining_keys(), reference.finetuning_keys())
     shared, *own = (re.findall(r"^```\{confval\} (.+)$", text, re.MULTILINE) for text in sections)

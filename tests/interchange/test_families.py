@@ -159,6 +159,7 @@ CLASSES = [
 model."""
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("family", "architecture"), CLASSES)
 def test_every_class_in_and_out(family: str, architecture: str, made, tmp_path: Path) -> None:
     """Bit for bit, with an explicit dropout before the pooler that equals the default of each configuration."""
@@ -404,6 +405,7 @@ UNSUPPORTED_MODELS = {
 """Title, and settings that transformers' classes of the family cannot express."""
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("family", "changes"), [(family, one) for family, (_, changes) in UNSUPPORTED_MODELS.items() for one in changes]
 )

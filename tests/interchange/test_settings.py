@@ -160,6 +160,7 @@ def test_a_bare_vocabulary_with_capitals_is_lower_cased_and_said(made, tmp_path:
     assert bert.load(tmp_path / "model").tokenizer.encode("A B").tokens[1:-1] == ["[UNK]", "B"]
 
 
+@pytest.mark.medium
 def test_a_model_of_one_segment_reads_pairs(made, tmp_path: Path) -> None:
     """Even where its tokenizer numbers two, as BERT's does."""
     model = made("BertForSequenceClassification", dataclasses.replace(CONFIG, type_vocab_size=1))

@@ -87,6 +87,7 @@ def part_of(model: bert.Pretrained, *path: str) -> np.ndarray:
     return np.asarray(tree)
 
 
+@pytest.mark.medium
 def test_a_task_adds_its_products_to_the_weights(jina: bert.Pretrained, adapters) -> None:
     for task in TASKS:
         own, model = adapters[task], jina.for_task(task)

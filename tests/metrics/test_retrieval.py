@@ -87,6 +87,7 @@ def test_scores_are_those_of_trec_eval() -> None:
     assert 0.2 < scores["recall_at_10"] < 0.9
 
 
+@pytest.mark.medium
 def test_chance_is_the_mean_over_random_orders() -> None:
     random = np.random.default_rng(0)
     counts, documents = [1, 3, 12], 15

@@ -62,6 +62,7 @@ def test_correlations_of_samples_with_ties_are_those_of_scipy() -> None:
     assert not any(values.any() for values in constant.values())
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", ["macro_f1", "matthews"])
 def test_the_interval_is_that_of_scipy(name: str) -> None:
     scores = weighted.classification((name,), PREDICTIONS, LABELS)

@@ -76,6 +76,7 @@ def test_a_wrong_input_is_seen_while_the_model_is_traced(model, inputs) -> None:
         jax.eval_shape(model(CONFIG).init, jax.random.key(0), *inputs)
 
 
+@pytest.mark.medium
 def test_right_ones_pass() -> None:
     query, memory, mask = values(2, 3, 2, 4), values(2, 5, 2, 4), Mask(keys=ids(2, 5)).booleans(3, 5)
     mixed, weights = dot_product_attention(query, memory, memory, mask)

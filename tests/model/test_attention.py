@@ -50,6 +50,7 @@ def test_scaled_dot_product_attention_by_hand() -> None:
     np.testing.assert_allclose(mixed[0, :, 0], [[4, 0, 8, 0], [2, 2, 4, 4]], atol=1e-5)
 
 
+@pytest.mark.medium
 def test_cross_attention_by_hand() -> None:
     # Three queries over two keys; zero queries mix evenly, the mask leaves one key.
     query = jnp.zeros((1, 3, 1, 2))
@@ -59,6 +60,7 @@ def test_cross_attention_by_hand() -> None:
     np.testing.assert_allclose(mixed[0, :, 0], [[3, 5], [1, 3], [5, 7]], atol=1e-6)
 
 
+@pytest.mark.medium
 def test_a_query_that_may_look_nowhere_gives_no_nan() -> None:
     x = jnp.ones((1, 2, 1, 4))
     mixed, _ = dot_product_attention(x, x, x, jnp.zeros((1, 1, 2, 2), bool))
@@ -87,12 +89,14 @@ def compared(implementation, dtype, mask=MASK):
     return zip(*(jax.jit(lambda attend=attend: of(attend))() for attend in (fused, written)), strict=True)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("mask", [MASK, PACKED], ids=["padded", "packed"])
 def test_the_twin_of_the_kernel_is_attention_written_out(mask):
     for actual, expected in compared("xla", jnp.float32, mask):
         np.testing.assert_allclose(actual, expected, atol=2e-6)
 
 
+@pytest.mark.medium
 def test_in_bfloat16_the_twin_and_attention_written_out_differ_by_their_roundings():
     """Each rounds numbers to 8 significant bits at different points, with a relative error of at most 2**-8 each time.
 
@@ -229,6 +233,7 @@ def test_no_position_has_a_gradient_from_a_later_one() -> None:
     assert (jnp.diag(influence) > 0.1).all()
 
 
+@pytest.mark.medium
 def test_only_a_layer_with_a_memory_has_cross_attention() -> None:
     shapes = lambda memory: jax.eval_shape(  # noqa: E731
         lambda: Encoder(CONFIG).init(jax.random.key(0), X, Mask(), memory=memory)

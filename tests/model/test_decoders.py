@@ -79,11 +79,13 @@ def settings_of(config: ModelConfig) -> dict:
     return {name: getattr(config, name) for name in names}
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_sizes_of_gpt2(name: str) -> None:
     assert parameters_of(PUBLISHED[name], **settings_of(GPT2)) == PUBLISHED[name][-1]
 
 
+@pytest.mark.medium
 def test_size_of_gpt() -> None:
     """117 million (Radford et al. 2018, section 4.1): post-LN, so that there is no LayerNorm after the last layer."""
     gpt = (12, 768, 12, 40_478, 512, None)

@@ -14,6 +14,7 @@ def keep(seed: int = 1, step: int = 3, rows: jax.Array = ROWS, site: str = "x", 
     return np.asarray(Dropout.for_step(seed, step, rows, **kw).keep_mask((len(rows), *SHAPE[1:]), rate, site))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("generator", ["hash", "threefry"])
 @pytest.mark.parametrize("rate", [0.1, 0.5])
 def test_the_rate_is_kept_overall_by_row_and_by_place(generator: str, rate: float) -> None:
@@ -45,6 +46,7 @@ def test_masks_are_independent_of_each_other_and_of_their_neighbours(generator: 
         assert abs((here == other).mean() - 0.5) < 5 * 0.5 / np.sqrt(here.size)
 
 
+@pytest.mark.medium
 def test_no_row_is_a_copy_of_another() -> None:
     masks = keep(rows=jnp.arange(512), rate=0.5).reshape(512, -1)[:, :64]
     assert len(np.unique(masks, axis=0)) == 512
@@ -67,6 +69,7 @@ def test_more_places_than_the_counter_has_are_refused() -> None:
             jax.eval_shape(lambda shape=shape: Dropout.for_step(1, 3, jnp.arange(1)).keep_mask(shape, 0.1, "x"))
 
 
+@pytest.mark.medium
 def test_what_is_kept_is_scaled_and_the_gradient_is_the_mask() -> None:
     dropout = Dropout.for_step(1, 3, ROWS)
     x = jnp.ones(SHAPE)

@@ -360,6 +360,7 @@ def test_how_layers_are_run_changes_no_number(execution: LayerExecution, option:
     assert ("scan[" in program) == execution.scan
 
 
+@pytest.mark.medium
 def test_every_layer_keeps_its_own_parameters() -> None:
     """The parameter tree does not depend on how the layers are executed."""
     shapes = [

@@ -150,6 +150,7 @@ def test_scaled_rotations(kind: str) -> None:
     np.testing.assert_allclose(angles[0, 1, 0], 0.25 if kind == "linear" else 1.0, rtol=1e-5)
 
 
+@pytest.mark.medium
 def test_token_dropout_by_hand() -> None:
     """Mask tokens are zeros, and the rest of a row is scaled up by the share of mask tokens, in packed rows too."""
     is_mask = jnp.array([[False, True, False, True, False, False]])
@@ -196,6 +197,7 @@ def test_the_first_global_layer() -> None:
     assert [config.is_local(layer) for layer in range(7)] == [True, True, False, True, True, False, True]
 
 
+@pytest.mark.medium
 def test_the_last_token_is_pooled() -> None:
     mask = jnp.arange(9)[None] < jnp.array([[9], [4], [1]])
     np.testing.assert_array_equal(pool(X, mask, "lasttoken"), X[jnp.arange(3), jnp.array([8, 3, 0])])

@@ -28,6 +28,7 @@ X = jax.random.normal(jax.random.key(2), (3, 9, 32))
 IDS = jax.random.randint(jax.random.key(1), (3, 12), 0, 99)
 
 
+@pytest.mark.medium
 def test_a_rotation_by_hand() -> None:
     """Features i and i + H / 2 of position t are turned by t * base^(-2 i / H) radians."""
     x = np.random.default_rng(0).normal(size=(1, 3, 2, 4)).astype(np.float32)
@@ -40,6 +41,7 @@ def test_a_rotation_by_hand() -> None:
             np.testing.assert_allclose(turned[0, t, :, i + 2], by_hand.imag, atol=1e-6)
 
 
+@pytest.mark.medium
 def test_rotated_scores_depend_on_distances_alone() -> None:
     query, key = jax.random.normal(jax.random.key(0), (2, 1, 1, 1, 8))
 
@@ -166,6 +168,7 @@ def test_heads_over_every_token_read_the_transform() -> None:
     assert "pooler" not in shapes["params"]["bert"], "a left-to-right model has none"
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("subtract_mean", "use_bias"), [(False, False), (False, True), (True, False)])
 def test_normalization_by_hand(subtract_mean: bool, use_bias: bool) -> None:
     norm = LayerNorm(1e-3, subtract_mean=subtract_mean, use_bias=use_bias)

@@ -61,12 +61,14 @@ def test_a_given_mask_has_the_tokens_of_a_kind(kind: str, count: int) -> None:
     np.testing.assert_allclose(*states, rtol=0, atol=1e-5)  # sums in another order
 
 
+@pytest.mark.medium
 def test_a_model_without_global_attention_rejects_a_mask() -> None:
     config, ids = dataclasses.replace(CONFIG, global_attention_sep_id=None), jnp.zeros((1, 4), jnp.int32)
     with pytest.raises(ValueError, match="has no global attention"):
         Bert(config).init(jax.random.key(0), ids, global_attention_mask=ids)
 
 
+@pytest.mark.medium
 def test_global_tokens_of_each_kind_by_hand() -> None:
     ids = jnp.array([[0, 7, SEP, SEP, 8, 9, SEP, 1], [0, SEP, SEP, 8, SEP, 1, 1, 1]])
     mask = jnp.array([[1] * 7 + [0], [1] * 5 + [0] * 3])
@@ -86,6 +88,7 @@ def test_global_tokens_of_each_kind_by_hand() -> None:
     assert GlobalTokens.find("after_separator", ids, SEP, None).flags[:, -1].all(), "without a mask, all are tokens"
 
 
+@pytest.mark.medium
 def test_put_is_the_inverse_of_take() -> None:
     flags = jnp.array([[1, 0, 1, 0, 0], [0, 0, 0, 0, 1]], bool)
     tokens, x = GlobalTokens(flags, "before_separator").select(3), jnp.arange(20).reshape(2, 5, 2)

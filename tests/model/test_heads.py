@@ -31,6 +31,7 @@ def inputs_of(head: str) -> jnp.ndarray:
     return jnp.zeros((2, 3, 8) if head in ("multiple_choice", "reranker") else (2, 8), jnp.int32)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("layers", [None, 2])
 def test_every_head_is_made_and_called_alike(head, layers):

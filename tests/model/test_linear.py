@@ -52,6 +52,7 @@ def test_products_are_as_derived(name, dtype, limit):
         assert relative(one, other) <= limit
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_bfloat16_rounds_less_than_what_jax_derives(name):
     """Its sums stay float32 to the end: against float32 with the same rounded operands only the gradient's own

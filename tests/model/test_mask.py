@@ -56,6 +56,7 @@ def masks(draw) -> tuple[Mask, np.ndarray, int, int]:
     return mask, expected, queries, keys
 
 
+@pytest.mark.medium
 @given(masks())
 @settings(max_examples=50, deadline=None)
 def test_blind_queries_attend_to_no_key(case) -> None:

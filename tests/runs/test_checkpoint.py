@@ -104,6 +104,7 @@ def test_the_newest_and_the_protected_are_kept(tmp_path, messages):
         assert CheckpointDirectory(checkpointer.folder).best == 5
 
 
+@pytest.mark.medium
 def test_the_protected_one_keeps_its_parameters_alone(tmp_path, messages):
     folder = tmp_path / "checkpoints"
     with Checkpointer(folder, 1, messages) as checkpointer:

@@ -14,6 +14,7 @@ from bert.runs.checkpoint_directory import MANIFEST, verify_manifest, write_mani
 from tests.runs.checkpoint_states import bits, files, flip_byte, flip_one, largest, make_state
 
 
+@pytest.mark.medium
 def test_a_byte_flipped_in_any_file_is_seen(saved, tmp_path):
     folder = tmp_path / "2"
     shutil.copytree(saved / "2", folder)
@@ -47,6 +48,7 @@ def test_a_byte_flipped_in_any_file_is_never_restored(copied, messages):
         path.write_bytes(whole)
 
 
+@pytest.mark.medium
 def test_flipped_bytes_of_the_manifest_are_seen(saved, tmp_path):
     """Changed white space and digits of the step as well: whatever is not as written is not believed."""
     shutil.copytree(saved / "2", tmp_path / "2")

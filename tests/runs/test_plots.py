@@ -27,6 +27,7 @@ def test_scores_of_each_label_by_hand() -> None:
     assert scores["classes"]["c"] == dict.fromkeys(("precision", "recall", "f1", "support", "predicted"), 0)
 
 
+@pytest.mark.medium
 def test_errors_are_the_surest_first_with_their_texts(tmp_path: Path) -> None:
     task = CustomClassification(labels=("0", "1"), label_names=("no", "yes"))
     texts = ["right", "less sure", 'a "quote"\tand\r\nlines', "sure"]

@@ -259,6 +259,7 @@ def test_curves_have_a_main_metric_of_which_less_is_better(tmp_path, monkeypatch
     assert entries(panels["errors"]) == ["errors", "evaluation"]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("count", [1, 2, 300])
 def test_curves_of_any_length(tmp_path, count):
     with MetricsLog(tmp_path, 0) as log:

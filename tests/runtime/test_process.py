@@ -84,6 +84,7 @@ def starts(folder, tunables, **more):
     return len(began), setting
 
 
+@pytest.mark.medium
 @pytest.mark.skipif(not _huge_pages_on_demand(), reason="no huge pages on demand here")
 def test_a_program_starts_anew_with_huge_pages_and_once(tmp_path):
     assert starts(tmp_path, None) == (2, "glibc.malloc.hugetlb=1")

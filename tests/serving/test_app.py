@@ -121,6 +121,7 @@ def test_predict(client: TestClient, models: dict[str, bert.Pretrained]) -> None
     assert post("tagging", "ba ko")["entities"] == models["tagging"].predict("ba ko").entities
 
 
+@pytest.mark.medium
 def test_errors_are_one_sentence(client: TestClient) -> None:
     def error(path: str, body: Any) -> tuple[int, str]:
         reply = client.post(path, json=body)

@@ -228,6 +228,7 @@ def test_up_to_twenty_labels_are_shown(tmp_path: Path) -> None:
     assert "other labels" not in words
 
 
+@pytest.mark.medium
 def test_many_labels_take_one_line(tmp_path: Path) -> None:
     names = [f"label {number}" for number in range(150)]
     made_files(tmp_path, train_csv=rows(*["label 7"] * 150, *names), dev_csv=rows(*names * 5))

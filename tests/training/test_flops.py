@@ -84,6 +84,7 @@ def test_the_formula_is_what_the_model_does(conv_kernel_size: int | None) -> Non
     assert counted == pytest.approx(training_flops(forward, 3) * rows * length, rel=1e-9)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("products_kept", ["both", "content_to_position", "position_to_content"])
 @pytest.mark.parametrize("kind", ["disentangled", "deberta_v1"])
 def test_vectors_of_distances_count_as_keys(kind: str, products_kept: Any) -> None:
@@ -101,6 +102,7 @@ def test_vectors_of_distances_count_as_keys(kind: str, products_kept: Any) -> No
     assert counted - projected - pooler == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("length", [24, 128])
 @pytest.mark.parametrize("kind", ["first", "before_separator"])
 def test_global_tokens_add_projections_and_products(kind: Any, length: int) -> None:
@@ -117,6 +119,7 @@ def test_global_tokens_add_projections_and_products(kind: Any, length: int) -> N
     assert sum(forward.values()) > sum(forward_flops(config, length, (), 0, {}).values())
 
 
+@pytest.mark.medium
 def test_a_left_to_right_model_decodes_every_position() -> None:
     """Includes the loss that decodes a few positions at a time and decodes no position twice."""
     config = ModelConfig(100, 32, 3, 4, 64, causal=True, pre_layer_norm=True, prediction_transform=False)

@@ -26,6 +26,7 @@ def test_cross_entropy_by_hand() -> None:
     assert weight == 1
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("label", [None, "next_sentence"])
 def test_z_loss_is_the_papers_formula(label: str | None) -> None:
     """Chowdhery et al. 2022, section 5: 1e-4 log(Z)^2 in addition to the cross-entropy, by NumPy."""
@@ -60,6 +61,7 @@ def test_z_loss_is_the_papers_formula(label: str | None) -> None:
     assert set(loss.metrics) - set(plain.metrics) == {"z_loss"}
 
 
+@pytest.mark.medium
 def test_huge_logits_stay_finite() -> None:
     total, _ = cross_entropy(jnp.array([[1e4, -1e4]]), jnp.array([1]), jnp.array([1.0]))
     np.testing.assert_allclose(total, 2e4)
@@ -93,6 +95,7 @@ def test_tokens_without_a_label_have_no_part() -> None:
     assert (weight, hits) == (2, 1)
 
 
+@pytest.mark.medium
 def test_choices_that_a_row_lacks_have_no_share() -> None:
     logits = np.log([[1.0, 3.0, 4.0], [1.0, 3.0, 4.0], [1.0, 1.0, 1.0]])
     mask = [[1, 1, 0], [1, 1, 1], [1, 1, 1]]
@@ -124,6 +127,7 @@ def test_an_objective_has_the_weights_of_the_data_alone() -> None:
     assert loss.weights(batch) == {"classification_loss": 1}
 
 
+@pytest.mark.medium
 def test_several_labels_a_row_are_sigmoids_and_their_mean() -> None:
     logits = [[np.log(3.0), 0.0], [0.0, np.log(4.0)], [9.0, 9.0]]  # probabilities 0.75, 0.5; 0.5, 0.8
     batch = {"labels": np.array([[1, 0], [0, 0], [1, 1]], np.int8), "weights": [1.0, 1.0, 0.0]}

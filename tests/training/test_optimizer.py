@@ -83,6 +83,7 @@ def test_four_steps_equal_the_formulas_by_hand(name: str, bias_correction: bool,
     )
 
 
+@pytest.mark.medium
 def test_a_decay_of_zero_keeps_nothing_and_needs_no_correction() -> None:
     both = {flag: run(OptimizerConfig("adamw", 0.1, 2, bias_correction=flag, beta1=0.0, beta2=0.0), 3)
             for flag in (False, True)}  # fmt: skip
@@ -134,6 +135,7 @@ def test_three_steps_equal_the_formula_of_the_paper(name: str, shape: tuple[int,
     np.testing.assert_allclose(params["layer_0"]["kernel"], expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("epsilon", [1e-6, 0.1])
 def test_stable_adamw_is_the_papers_algorithm(epsilon: float) -> None:
     """Wortsman et al. 2023, algorithm 2, with its debiased betas, in float64."""
@@ -238,6 +240,7 @@ def test_a_cosine_ends_at_the_final_rate() -> None:
     np.testing.assert_allclose([float(line(n)) for n in (4, 8, 12)], [2, 1.1, 0.2], rtol=1e-6)
 
 
+@pytest.mark.medium
 def test_inverse_square_root_of_the_step() -> None:
     """By hand, and as Vaswani et al. 2017, equation 3, for D 512 and 4,000 steps of warm-up."""
     rate = learning_rate_schedule(OptimizerConfig(learning_rate=1.0, warmup_steps=4, schedule="inverse_sqrt"), 100)
@@ -302,6 +305,7 @@ def one_update(config: OptimizerConfig, params: dict, grads: dict, frozen=None) 
     return flatten_dict(params, sep="/")
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", NAMES)
 def test_rates_fall_from_layer_to_layer(name: str) -> None:
     grads = jax.tree.map(lambda p: 0.1 * p + 0.05, ENCODER)

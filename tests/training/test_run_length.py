@@ -32,6 +32,7 @@ def config_of(schedule: str = "constant", phases: list[PhaseConfig] | None = Non
     )
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("before", "after", "expected"),
     [
@@ -230,6 +231,7 @@ def simulate(
     return kill_at, None
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("seconds", [0.5, 1.0, 4.0])
 @pytest.mark.parametrize("schedule", ["warmup_stable_decay", "constant", "inverse_sqrt"])
 def test_the_steps_of_a_budget_end_in_time_and_use_it(tmp_path, schedule, seconds) -> None:

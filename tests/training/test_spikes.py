@@ -33,6 +33,7 @@ def is_spike(history: list[float], norm: float, deviations: float) -> bool:
     return norm > last.mean() + deviations * last.std(ddof=1)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("skip", [False, True])
 def test_spikes_are_those_of_the_formula(skip: bool) -> None:
     draw = np.random.default_rng(0)

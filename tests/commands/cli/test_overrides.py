@@ -108,6 +108,7 @@ def test_no_option_changes_another_key():
     )
 
 
+@pytest.mark.medium
 def test_micro_batches_have_at_most_the_rows_of_micro_batch_size():
     text = "data.train: a\ntraining: {steps: 5, batch_size: 2048, micro_batch_size: 16}"
 
@@ -142,6 +143,7 @@ def test_micro_batches_of_phases():
     assert "phases.3.gradient_accumulation_steps are both set" in sentence(pretrain_yaml, both)
 
 
+@pytest.mark.medium
 def test_predictions_per_row_follow_from_the_share_and_the_length():
     text = "data: {train: a, sequence_length: 512}\ntraining.steps: 5\nmodel.max_position_embeddings: 1024\n"
 

@@ -77,6 +77,7 @@ def test_a_pair_at_the_threshold_is_found_as_often_as_the_estimate_allows() -> N
     assert kept([*originals, *copies], 0.95)[1] == 0
 
 
+@pytest.mark.medium
 def test_the_same_documents_are_left_out_in_each_process() -> None:
     program = "from bert.data.corpus.duplicates import NearDuplicates as N\nfilter = N(0.5)\n"
     program += "texts = [[' '.join(f'w{n}' if n >= i else f'x{i}.{n}' for n in range(200))] for i in range(99)]\n"

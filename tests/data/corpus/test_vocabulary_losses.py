@@ -39,6 +39,7 @@ def test_removed_characters_are_named():
     assert measure_losses(made, ["Full-width ＡＢＣ and ﬁ, ΟΔΟΣ"]).removed == 0
 
 
+@pytest.mark.medium
 def test_a_sample_has_lines_of_all_files(tmp_path):
     for number in range(50):
         (tmp_path / f"{number:02d}.txt").write_text(f"document {number}\n\n" + "x\n" * 9000)

@@ -131,6 +131,7 @@ def test_datasets_opens_the_shards(built):
     assert dataset[5]["input_ids"] == all_rows(built.train)["input_ids"][5].tolist()
 
 
+@pytest.mark.medium
 def test_second_call_finds_the_set_and_every_setting_that_matters_makes_another(built, place, tokenizer):
     start = time.perf_counter()
     again = build_examples(config_of(place, num_workers=7, masked_lm_prob=0.3), tokenizer, place / "cache")
@@ -169,6 +170,7 @@ class Stop(Exception):
     pass
 
 
+@pytest.mark.medium
 def test_interrupted_build_is_never_whole_and_goes_on_with_what_is_missing(small_shards, place, tokenizer, tmp_path):
     whole = build_examples(config_of(place), tokenizer, tmp_path / "whole")
     stages = []
@@ -364,6 +366,7 @@ def test_cache_lies_where_the_user_keeps_caches(place, monkeypatch, tmp_path):
         cache_folder(config_of(place), None)
 
 
+@pytest.mark.medium
 def test_many_tokens_need_wider_ids(place, tmp_path):
     words = [f"x{i}" for i in range(70_000)]
     (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, *words]))

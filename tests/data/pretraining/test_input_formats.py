@@ -112,6 +112,7 @@ def test_sentence_order_uses_all_text_but_lone_sentences() -> None:
     assert len(swapped) == 1
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("input_format", ["full_sentences", "doc_sentences"])
 def test_full_rows_hold_whole_sentences_each_once(place, input_format) -> None:
     built = build_rows(place, input_format)

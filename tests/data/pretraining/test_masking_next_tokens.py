@@ -73,6 +73,7 @@ def held_out_batches_of(rows, config, tokenizer, size, processes):
         yield {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("packing", [False, True])
 def test_rows_of_sentences_predict_their_own_tokens(place, tokenizer, tmp_path, packing) -> None:
     config = config_of(place, input_format="doc_sentences", packing=packing)

@@ -66,6 +66,7 @@ def test_the_buffer_is_counted_in_megabytes_of_all_readers() -> None:
     assert counts == [4, 15, 1]
 
 
+@pytest.mark.medium
 def test_frequencies_are_those_of_a_bounded_head_of_many_chunks(place, tokenizer, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(build, "SHARD_BYTES", CHUNK)
     config = config_of(place, eval=str(place / "corpus.txt"), input_format="full_sentences")

@@ -128,6 +128,7 @@ def test_a_file_system_without_locks_is_named(place, tokenizer, tmp_path, monkey
         build_examples(config_of(place), tokenizer, tmp_path)
 
 
+@pytest.mark.medium
 def test_examples_are_shown_and_counted(place, tmp_path, capsys):
     arguments = arguments_of(place, tmp_path)
     arguments += ["--data.max_predictions_per_sequence=5", "--show", "3", "--statistics"]

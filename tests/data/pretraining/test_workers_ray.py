@@ -27,6 +27,7 @@ from tests.helpers import config_of, digest
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.mark.medium
 def test_a_task_gives_the_files_of_a_worker(place, tokenizer, tmp_path, monkeypatch) -> None:
     """Covers duplicated examples and documents that a mixture repeats."""
     monkeypatch.setattr(build, "SHARD_BYTES", 8000)
@@ -69,6 +70,7 @@ def test_what_cannot_be_is_one_sentence(place, fails, monkeypatch) -> None:
         worker_processes.require_ray()
 
 
+@pytest.mark.medium
 def test_the_words_that_tasks_count_train_and_extend_as_one_process(place, tmp_path, monkeypatch, capsys) -> None:
     """By the command, with the calls made here and their results in another order."""
     monkeypatch.setattr(vocabulary, "SHARD_BYTES", 4000)

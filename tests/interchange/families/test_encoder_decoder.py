@@ -37,6 +37,7 @@ def without_pooler(params: dict) -> dict:
     return {**params, "bert": {name: tree for name, tree in params["bert"].items() if name != "pooler"}}
 
 
+@pytest.mark.medium
 def test_names_and_settings_are_those_of_two_berts(folder: Path) -> None:
     tensors, content = load_file(folder / "model.safetensors"), read_json(folder / "config.json")
     layer = ("attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense",
@@ -90,6 +91,7 @@ def test_round_trips_are_bit_identical(config, made, tmp_path: Path) -> None:
 WORD = "decoder.bert.embeddings.word_embeddings.weight"
 
 
+@pytest.mark.medium
 def test_a_target_vocabulary_of_its_own(made, vocabulary: Path, tmp_path: Path) -> None:
     tokens = vocabulary.read_text().split()
     (tmp_path / "vocab.txt").write_text("\n".join([*tokens[:5], *reversed(tokens[5:]), "x", "y"]))
@@ -186,6 +188,7 @@ BAD_SIDES = {
 }  # fmt: skip
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", BAD_SIDES)
 def test_sides_that_are_not_expressed_are_refused(name: str, folder: Path) -> None:
     side, values, message = BAD_SIDES[name]

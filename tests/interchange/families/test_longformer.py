@@ -32,6 +32,7 @@ def test_names_and_settings_are_longformers(made, tmp_path: Path) -> None:
         np.testing.assert_array_equal(stored, attention[ours]["kernel"].T)
 
 
+@pytest.mark.medium
 def test_settings_as_transformers_and_the_hub_write_them(made, tmp_path: Path) -> None:
     made("Bert", LONGFORMER).save(tmp_path / "out")
     edit(tmp_path / "out", attention_window=6, attention_mode="longformer", ignore_attention_mask=False)

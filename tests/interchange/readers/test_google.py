@@ -52,6 +52,7 @@ def test_every_tensor_finds_its_place(tmp_path: Path, heads: tuple[str, ...]) ->
     ]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("model", "heads"),
     [

@@ -272,6 +272,7 @@ def test_parts_that_are_not_there_start_afresh(made, tmp_path: Path) -> None:
         model.fill_mask("[MASK]")
 
 
+@pytest.mark.medium
 def test_masks_are_filled_without_pooler_or_nsp_head(made, tmp_path: Path) -> None:
     made("BertForMaskedLM").save(tmp_path / "model")
     [guesses] = bert.load(tmp_path / "model").fill_mask("a [MASK] b", top_k=3)

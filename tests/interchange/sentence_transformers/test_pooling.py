@@ -143,6 +143,7 @@ def test_a_folder_keeps_all_settings(made, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out/config_sentence_transformers.json").read_text())["truncate_dim"] == 5
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("prompts", [("a b ", ""), ("a b ", "a b "), ("", "c "), ("", "")], ids=repr)
 def test_a_default_prompt_is_kept(prompts: tuple[str, str], made, tmp_path: Path) -> None:
     query, default = prompts

@@ -126,6 +126,7 @@ def test_a_shared_encoder_is_stored_once(made, tmp_path: Path) -> None:
     assert len(list((tmp_path / "again").rglob("tokenizer.json"))) == 1
 
 
+@pytest.mark.medium
 def test_settings_of_documents_are_not_read_for_queries(both: bert.Pretrained, tmp_path: Path) -> None:
     """The encoder of documents is in the root folder, like the settings that older versions share."""
     queries = both.for_role("query")

@@ -144,6 +144,7 @@ def test_wrong_weights_are_errors(module: str, tensors: Any, match: str, make, t
         bert.load(tmp_path / "table")
 
 
+@pytest.mark.medium
 def test_what_a_table_cannot_do_is_one_sentence(folder: Path, make, tmp_path: Path) -> None:
     model = bert.load(folder)
     for format in ("onnx", "stablehlo", "peft"):

@@ -153,6 +153,7 @@ def test_fixed_positions_are_exported_as_the_table_that_they_are(make, tmp_path:
     np.testing.assert_allclose(actual.prediction_logits, expected.prediction_logits, atol=1e-5)
 
 
+@pytest.mark.medium
 def test_narrow_embeddings_are_exported_as_electra(make, tmp_path: Path) -> None:
     model = make("BertForMaskedLM", embedding_size=6)
     model.save(tmp_path / "out")

@@ -166,6 +166,7 @@ def test_layers_that_the_graph_lacks_are_refused(key, value, make, tmp_path):
         make("BertForMaskedLM", **{key: value}).save(tmp_path / "out", format="onnx")
 
 
+@pytest.mark.medium
 def test_rows_without_a_token_are_no_nan(make, answer):
     model = make("Bert")
     session = onnxruntime.InferenceSession(exporter.build(model).SerializeToString())
@@ -238,6 +239,7 @@ def test_a_graph_of_an_activation_that_transformers_lacks_is_exported(make, tmp_
     assert json.loads((tmp_path / "out" / "config.json").read_text())["hidden_act"] == "elu"
 
 
+@pytest.mark.medium
 def test_what_answers_otherwise_is_not_exported(make, tmp_path, monkeypatch, fails):
     model, other = make("BertForQuestionAnswering"), make("BertForQuestionAnswering", layer_norm_eps=0.01)
     built = exporter.build(other)

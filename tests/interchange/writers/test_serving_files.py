@@ -87,6 +87,7 @@ def test_the_folder_of_a_graph_is_complete(made, tmp_path: Path) -> None:
     assert "sentence_embedding" in {port.name for port in session.get_outputs()}
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("labels", [("LABEL_0",), ("no", "yes")])
 def test_a_reranker_and_a_classifier_have_numbered_labels(made, tmp_path: Path, labels: tuple[str, ...]) -> None:
     model = made("BertForSequenceClassification")

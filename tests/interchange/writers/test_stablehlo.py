@@ -149,6 +149,7 @@ def test_what_texts_are_cut_to_and_begin_with_is_beside_the_graph(make, tmp_path
     assert lengths == (7, 7)
 
 
+@pytest.mark.medium
 def test_weights_are_beside_the_graph(make):
     model = make("Bert", vocab_size=50_000)
     assert len(stablehlo.serialized(model, stablehlo.signature(model))) < 100_000

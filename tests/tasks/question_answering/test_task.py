@@ -215,6 +215,7 @@ def tune(config: FinetuneConfig, tokenizer: Tokenizer, null: float) -> float:
         return answers.null_score_diff_threshold
 
 
+@pytest.mark.medium
 def test_a_repeated_run_searches_its_own_threshold(tokenizer, tmp_path):
     """``--config runs/squad2/config.yaml --seed 1 --output_dir runs/again``: another model, another threshold."""
     (tmp_path / "recipe.yaml").write_text(RECIPE)

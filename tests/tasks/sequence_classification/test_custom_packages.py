@@ -56,6 +56,7 @@ def test_names_are_taken_out(text: str, left: str) -> None:
     assert NAMES.remove_from(text) == left
 
 
+@pytest.mark.medium
 def test_names_are_those_of_packages_distributions_and_modules() -> None:
     names = Names.of(frozenset({"sklearn"}), ["sklearn/linear_model/_base.py"])
     assert names.packages >= {"sklearn", "scikit", "learn", "np"}

@@ -27,6 +27,7 @@ CONFIG = FinetuneConfig(
 )
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("num_labels", [2, 3])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_the_dense_layer_is_scikit_learns_logistic_regression(num_labels: int, weighted: bool) -> None:
@@ -43,6 +44,7 @@ def test_the_dense_layer_is_scikit_learns_logistic_regression(num_labels: int, w
     np.testing.assert_allclose(probabilities, regression.predict_proba(new / 4), atol=1e-3)
 
 
+@pytest.mark.medium
 def test_the_loss_compares_each_row_with_all_others() -> None:
     vectors, labels = np.random.default_rng(0).normal(size=(6, 4)), np.array([0, 1, 0, 1, 0, 2])
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)

@@ -80,6 +80,7 @@ def distances(kind: str, outputs: np.ndarray, targets: np.ndarray) -> np.ndarray
     return HEAT**2 * rel_entr(softmax(targets / HEAT, -1), softmax(outputs / HEAT, -1)).sum(-1)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("kind", TEACHER_LOSSES)
 def test_the_losses_are_those_of_the_formula_and_end_at_the_teacher(kind: str) -> None:
     batch, params = batch_of(kind), params_of(kind)
@@ -95,6 +96,7 @@ def test_the_losses_are_those_of_the_formula_and_end_at_the_teacher(kind: str) -
     assert np.abs(gradient["kernel"]).max() < 1e-4
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("kind", TEACHER_LOSSES)
 def test_rows_without_labels_are_in_the_teachers_loss_only(kind: str) -> None:
     loss, batch, params = loss_of(kind), batch_of(kind), params_of(kind)
@@ -121,6 +123,7 @@ def test_rows_without_labels_are_in_the_teachers_loss_only(kind: str) -> None:
     assert loss.factors == {name: 0.7, TEACHER: 0.3}
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("kind", TEACHER_LOSSES)
 def test_devices_and_micro_batches_do_not_matter(kind: str) -> None:
     loss, batch, params = loss_of(kind), batch_of(kind), params_of(kind)
@@ -132,6 +135,7 @@ def test_devices_and_micro_batches_do_not_matter(kind: str) -> None:
             np.testing.assert_allclose(other[name], pair, rtol=1e-5)
 
 
+@pytest.mark.medium
 def test_the_labels_have_the_gradient_of_an_ordinary_run() -> None:
     kind = "sequence_classification"
     batch, params = batch_of(kind), params_of(kind)

@@ -41,6 +41,7 @@ def taken(share: str, inputs: ModelConfig, **settings) -> dict:
     return traverse_util.flatten_dict(params, sep="/")
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("shared", SHARES)
 @pytest.mark.parametrize("share", SHARES)
 @pytest.mark.parametrize("halting", [None, 0.01])
@@ -58,6 +59,7 @@ def test_what_is_shared_no_more_is_there_twice(share: str, shared: str, halting:
         np.testing.assert_array_equal(array, params[path.replace("decoder/", "bert/", 1)] if own is None else own)
 
 
+@pytest.mark.medium
 def test_the_decoder_of_the_source_has_its_own_depth() -> None:
     config = dataclasses.replace(CONFIG, decoder_layers=1)
     params = taken("none", config)
@@ -67,6 +69,7 @@ def test_the_decoder_of_the_source_has_its_own_depth() -> None:
     )
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("share", ["none", "embeddings"])
 def test_a_decoder_starts_from_an_encoder_without_its_convolution(share: str) -> None:
     inputs = dataclasses.replace(CONFIG, conv_kernel_size=3)
@@ -95,6 +98,7 @@ def test_a_decoder_that_does_not_fit_its_encoder_is_refused(inputs: dict, decode
         dataclasses.replace(task, model=config).check_model()
 
 
+@pytest.mark.medium
 def test_another_vocabulary_is_refused() -> None:
     with pytest.raises(UserError, match=r"decoder_vocab_size is 11.*theirs has 9: set decoder_init"):
         taken("none", dataclasses.replace(CONFIG, decoder_vocab_size=9))

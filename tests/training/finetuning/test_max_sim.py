@@ -78,6 +78,7 @@ def expected_loss(scores: np.ndarray, batch: dict[str, Any], loss: str) -> float
     return float(np.mean(losses))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("loss", ["in_batch", "triplet", "margin_mse", "cosent"])
 def test_losses_are_those_of_loops(loss: str) -> None:
     vectors, batch = vectors_and_batch()
@@ -90,6 +91,7 @@ def test_losses_are_those_of_loops(loss: str) -> None:
     assert float(found) == pytest.approx(expected_loss(scores_by_hand(vectors), batch, loss), rel=1e-5)
 
 
+@pytest.mark.medium
 def test_gradients_are_differences_of_the_loss() -> None:
     vectors, batch = vectors_and_batch()
     gradient = np.asarray(jax.grad(loss_of)(jnp.asarray(vectors), batch))
@@ -100,6 +102,7 @@ def test_gradients_are_differences_of_the_loss() -> None:
     assert np.sum(gradient * direction) == pytest.approx((ends[0] - ends[1]) / (2 * step), rel=1e-3)
 
 
+@pytest.mark.medium
 def test_blocks_of_queries_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of one, two and all queries, whose products are in memory at once."""
     vectors, batch = vectors_and_batch()
@@ -123,6 +126,7 @@ def test_documents_without_vectors_have_the_lowest_score() -> None:
     assert np.isfinite(gradient).all()
 
 
+@pytest.mark.medium
 def test_queries_have_their_maximum_length() -> None:
     """Rows are padded to the length of documents."""
     vectors, batch = vectors_and_batch()

@@ -147,6 +147,7 @@ def test_what_is_the_same_is_no_negative() -> None:
     assert sums_of(vectors, {**batch, "query_numbers": np.zeros(2, np.int32)})[:1] == [0]
 
 
+@pytest.mark.medium
 def test_cosent_is_the_sum_over_pairs_of_rows() -> None:
     vectors, batch = embeddings_and_batch()
     cosines = np.einsum("bd,bd->b", unit(vectors)[:, 0], unit(vectors)[:, 1])
@@ -163,6 +164,7 @@ def test_cosine_loss_is_the_squared_error() -> None:
     assert sums_of(vectors, batch, loss="cosine") == [pytest.approx(expected, rel=1e-5), 14]
 
 
+@pytest.mark.medium
 def test_triplets_and_teachers_compare_a_row_with_its_own_negatives() -> None:
     vectors, batch = embeddings_and_batch()
     batch["labels"] = np.random.default_rng(2).normal(size=(B, C)).astype(np.float32)
@@ -220,6 +222,7 @@ def test_matryoshka_is_the_mean_over_widths(loss: str) -> None:
     assert nested[2:] == sums_of(vectors, batch, loss=loss)[2:], "the accuracy is that of the whole embedding"
 
 
+@pytest.mark.medium
 def test_flops_are_squares_of_the_mean_weight_of_each_word() -> None:
     """The rows and documents that only fill the batch do not count, and the ranking loss compares inner products."""
     vectors, batch = embeddings_and_batch()

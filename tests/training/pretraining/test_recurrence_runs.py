@@ -157,6 +157,7 @@ def test_phases_are_rejected(fails, tmp_path: Path) -> None:
     assert "a phase begins with other rows: set phases to null" in fails(main, *arguments)
 
 
+@pytest.mark.medium
 def test_a_mesh_does_not_gather_the_memory() -> None:
     """A batch of all rows reads and writes the memory where it is, while micro-batches select rows by their numbers."""
     memory = jnp.arange(8.0)[:, None]

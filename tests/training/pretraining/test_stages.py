@@ -88,6 +88,7 @@ def test_held_out_rows_have_the_masks_of_the_run() -> None:
     assert second.held_out.predictions_per_row == 8
 
 
+@pytest.mark.medium
 def test_a_schedule_of_a_stage_starts_with_it() -> None:
     phases = resolve_phases(config_of(STAGES), 100)
     n = np.arange(100)
@@ -102,6 +103,7 @@ def test_a_schedule_of_a_stage_starts_with_it() -> None:
     assert rates[2][69] == rates[2][70], "skipped steps do not precede the schedule"
 
 
+@pytest.mark.medium
 def test_one_minus_sqrt_is_the_papers_formula() -> None:
     """Haegele et al. 2024, section 3.1: 1 - sqrt((n - N_decay_start) / N_decay)."""
     optimizer = OptimizerConfig(learning_rate=2e-3, warmup_steps=0, schedule="one_minus_sqrt", final_rate=0.1)
@@ -128,6 +130,7 @@ def test_a_ramp_divides_a_stage() -> None:
     assert [p.end for p in resolve_phases(config_of([share, PhaseConfig()]), 5)] == [1, 3, 5], "too few steps for each"
 
 
+@pytest.mark.medium
 def test_extending_the_last_stage_keeps_the_steps_before() -> None:
     stages = [PhaseConfig(steps=20, schedule="cosine"), PhaseConfig(batch_size_ramp=[8], ramp_steps=5)]
     before, after = config_of(stages, 50), config_of(stages, 80)
