@@ -176,16 +176,21 @@ class LateInteractionConfig:
     """Which texts lack vectors of skipped_tokens. Defaults to the setting of init, or document."""
 
 
+TEACHER_LOSSES = ("margin_mse", "kl_divergence")
+"""Losses of embeddings that need a teacher's scores of the documents."""
+
+
 @dataclass(frozen=True)
 class EmbeddingConfig:
     """Task embedding: one vector per text."""
 
-    loss: Literal["in_batch", "triplet", "margin_mse", "cosent", "cosine", "same_label"] = "in_batch"
+    loss: Literal["in_batch", "triplet", "margin_mse", "kl_divergence", "cosent", "cosine", "same_label"] = "in_batch"
     """Loss. For rows of a query, a positive and negatives: in_batch (the documents of all other rows of the batch, on
-    all devices, are negatives too; InfoNCE), triplet (margin between the positive and the row's negatives) or
-    margin_mse (differences of a teacher's scores; Hofstätter et al. 2020). For pairs with a score: cosent (order of the
-    cosines; CoSENT) or cosine (squared error of the cosine, with scores mapped to 0 to 1). For texts with a label:
-    same_label (texts of the batch with the same label are positives, all others negatives; SupCon)."""
+    all devices, are negatives too; InfoNCE) or triplet (margin between the positive and the row's negatives). With a
+    teacher's scores: margin_mse (their differences; Hofstätter et al. 2020) or kl_divergence (their softmax;
+    ColBERTv2). For pairs with a score: cosent (order of the cosines; CoSENT) or cosine (squared error of the cosine,
+    with scores mapped to 0 to 1). For texts with a label: same_label (texts of the batch with the same label are
+    positives, all others negatives; SupCon)."""
     temperature: PositiveFloat | None = None
     """All losses except triplet and cosine: divisor of the cosines, or of the scores with pooling splade or tokens.
     Defaults to 0.05, with splade and tokens to 1."""
@@ -281,7 +286,7 @@ class EmbeddingConfig:
         if self.lowercase:
             raise conflict(self, "embedding.lowercase", "embedding.pooling", "use an uncased tokenizer")
         if self.loss in ("cosine", "same_label"):
-            fix = "set the loss to in_batch, triplet, margin_mse or cosent, or use another pooling"
+            fix = "set the loss to in_batch, triplet, margin_mse, kl_divergence or cosent, or use another pooling"
             raise conflict(self, "embedding.loss", "embedding.pooling", fix)
         length, expanded = self.late_interaction.query_length, self.late_interaction.expanded_length
         if length is not None and (expanded or 0) > length:

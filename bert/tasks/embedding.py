@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from bert import metrics
 from bert.config import EmbeddingConfig, FinetuneConfig, TaskDataConfig
-from bert.config.options import LEXICAL_POOLING, LateInteractionConfig
+from bert.config.options import LEXICAL_POOLING, TEACHER_LOSSES, LateInteractionConfig
 from bert.data.inputs import as_texts
 from bert.data.late_interaction import tokenize_scored, tokenize_scored_queries
 from bert.data.long_texts import LONG_TEXT_KEYS, LongTexts, encode_texts, tokenize_queries
@@ -157,7 +157,7 @@ class EmbeddingTask(ColumnFilesTask):
         records = self._for_this_loss(self.checked_records(folder, split))
         if not settings.has_scores:
             hint = "; of pairs with scores set embedding.loss to cosent"
-            has_teacher = settings.loss == "margin_mse" and split != "test"
+            has_teacher = settings.loss in TEACHER_LOSSES and split != "test"
             examples = read_queries(records, names, settings.num_negatives, hint, has_teacher)
             if split == "train" and settings.loss != "in_batch":
                 examples = with_negatives(records, examples, f"embedding.loss {settings.loss}")
@@ -216,7 +216,7 @@ class EmbeddingTask(ColumnFilesTask):
             scores = ((scores - lowest) / (highest - lowest)).astype(np.float32)
         if scores is not None and scores.ndim == 2:
             scores = scores[:, : max(map(len, documents))]
-        has_loss = examples.labelled and (scores is not None or self.settings.loss != "margin_mse")
+        has_loss = examples.labelled and (scores is not None or self.settings.loss not in TEACHER_LOSSES)
         if self.interaction is not None:
             settings = (data.max_length, self.interaction, has_loss)
             return tokenize_scored_queries(tokenizer, queries, documents, scores, *settings)

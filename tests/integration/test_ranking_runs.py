@@ -226,7 +226,7 @@ def test_every_way_to_train_an_embedding_works(trained: Trained, tmp_path: Path)
                        ("triplet", ["--embedding.loss=triplet"]),
                        ("taught words", ["--embedding.loss=margin_mse", f"--data.dir={tmp_path}",
                                          "--embedding.pooling=splade", "--embedding.normalize=null"]),
-                       ("teacher", ["--embedding.loss=margin_mse", f"--data.dir={tmp_path}"])):  # fmt: skip
+                       ("teacher", ["--embedding.loss=kl_divergence", f"--data.dir={tmp_path}"])):  # fmt: skip
         assert main([*base, f"--output_dir={tmp_path / name}", *more]) == 0
         model = bert.load(tmp_path / name)
         assert model.embed("red cat").shape == (model.config.vocab_size if name == "taught words" else 16,)
@@ -309,7 +309,7 @@ def test_late_interaction_is_trained_on_with_its_projection(trained: Trained, tm
     before = bert.load(trained.run)
     for name, more in (("run", []), ("folder", [f"--init={tmp_path / 'out'}"]), ("lora", ["--lora.rank=2"]),
                        ("triplet", ["--embedding.loss=triplet"]),
-                       ("teacher", ["--embedding.loss=margin_mse", f"--data.dir={tmp_path / 'scored'}"]),
+                       ("teacher", ["--embedding.loss=kl_divergence", f"--data.dir={tmp_path / 'scored'}"]),
                        ("pairs", ["--embedding.loss=cosent", f"--data.dir={tmp_path / 'pairs'}"])):  # fmt: skip
         assert main([*base, f"--output_dir={tmp_path / name / 'of'}", *more]) == 0
         after = bert.load(tmp_path / name / "of")

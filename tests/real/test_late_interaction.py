@@ -280,7 +280,8 @@ def assert_same_loss(folder: Path, loss: str, scores: Any, temperature: float, t
 
 
 @pytest.mark.parametrize(
-    ("kind", "loss"), [("classic", "in_batch"), ("attended", "in_batch"), ("classic", "margin_mse")]
+    ("kind", "loss"),
+    [("classic", "in_batch"), ("attended", "in_batch"), ("classic", "margin_mse"), ("classic", "kl_divergence")],
 )
 def test_the_loss_is_that_of_sentence_transformers(
     kind: str, loss: str, encoder: Path, library: Any, tmp_path: Path
@@ -300,7 +301,11 @@ def test_the_loss_is_that_of_sentence_transformers(
         value = losses.MultiVectorMultipleNegativesRankingLoss(model, scale=0.5)(features)
     else:
         scores = np.random.default_rng(0).normal(size=(4, 2)).astype(np.float32)
-        value = losses.MultiVectorMarginMSELoss(model)(features, torch.tensor(scores))
+        theirs = {
+            "margin_mse": losses.MultiVectorMarginMSELoss,
+            "kl_divergence": losses.MultiVectorDistillKLDivLoss,
+        }
+        value = theirs[loss](model)(features, torch.tensor(scores))
     parts = model[0].auto_model, model[1].linear.weight
     assert_same_loss(folder, loss, scores, 2.0 if loss == "in_batch" else 1.0, value, parts)
 

@@ -167,19 +167,20 @@ def test_a_sparse_encoder_weights_the_same_words(
     np.testing.assert_allclose(result["embeddings"], ours.embed(TEXTS), atol=1e-4, rtol=1e-5)
 
 
-@pytest.mark.parametrize("loss", ["in_batch", "margin_mse"])
+@pytest.mark.parametrize("loss", ["in_batch", "margin_mse", "kl_divergence"])
 def test_the_loss_of_a_sparse_encoder_is_the_same(loss: str, library: Any, shared: Path, tmp_path: Path) -> None:
     """The ranking loss, both FLOPS regularizers, and the gradient of the embeddings."""
     theirs, losses = sparse_encoder(library, shared, tmp_path), library.sparse_encoder.losses
     random = np.random.default_rng(0)
     vectors = random.normal(size=(6, 3, 50)).clip(0).astype(np.float32)
     scores = random.normal(size=(6, 2)).astype(np.float32)
-    ranking = losses.SparseMarginMSELoss(theirs)
-    if loss == "in_batch":
-        ranking = losses.SparseMultipleNegativesRankingLoss(theirs, scale=1.0)
+    ranking, labels = {
+        "in_batch": (losses.SparseMultipleNegativesRankingLoss(theirs, scale=1.0), None),
+        "margin_mse": (losses.SparseMarginMSELoss(theirs), torch.tensor(scores[:, 0] - scores[:, 1])),
+        "kl_divergence": (losses.SparseDistillKLDivLoss(theirs, temperature=1.0), torch.tensor(scores)),
+    }[loss]
     columns = [torch.tensor(vectors[:, text], requires_grad=True) for text in range(3)]
-    margins = torch.tensor(scores[:, 0] - scores[:, 1])
-    parts = [ranking.compute_loss_from_embeddings(columns, None if loss == "in_batch" else margins)]
+    parts = [ranking.compute_loss_from_embeddings(columns, labels)]
     flops = losses.FlopsLoss(theirs).compute_loss_from_embeddings
     parts.append(0.02 * flops(columns[0]) + 0.05 * flops(torch.cat(columns[1:])))
     sum(parts).backward()

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from bert.config import ColumnsConfig, EmbeddingConfig, FinetuneConfig, TaskDataConfig, TrainingConfig
+from bert.config.options import TEACHER_LOSSES
 from bert.config.run_file import DERIVED_KEYS
 from bert.data.rows import QueryDocumentRows
 from bert.errors import UserError
@@ -77,14 +78,15 @@ def test_the_first_negatives_are_taken(tmp_path: Path) -> None:
     assert read(tmp_path, ROWS, own(num_negatives=3), "dev").negatives[1] == ["f"]
 
 
-def test_a_teachers_scores_are_those_of_the_documents(tmp_path: Path, tokenizer: Any) -> None:
+@pytest.mark.parametrize("loss", TEACHER_LOSSES)
+def test_a_teachers_scores_are_those_of_the_documents(loss: str, tmp_path: Path, tokenizer: Any) -> None:
     rows = [{**ROWS[0], "score": [3, 2.5, -1]}, {**ROWS[1], "score": [4, 0]}]
-    task = own(PAIRS, loss="margin_mse")
+    task = own(PAIRS, loss=loss)
     examples = read(tmp_path, rows, task)
     assert examples.known_scores.tolist() == [[3, 2.5, -1], [4, 0, 0]]
     result = rows_of(task, tokenizer, examples.take([1]))
     assert result.batch(np.array([0]), 8, 2)["labels"].tolist() == [[4, 0], [0, 0]]
-    first = read(tmp_path, rows, own(PAIRS, loss="margin_mse", num_negatives=1))
+    first = read(tmp_path, rows, own(PAIRS, loss=loss, num_negatives=1))
     assert (first.negatives, first.known_scores.tolist()) == ([["f"], ["f"]], [[3, 2.5], [4, 0]])
     assert rows_of(task, tokenizer, read(tmp_path, ROWS[:2], task, "test")).labels is None
     for scores in (3, [3, 2], [3, 2, "1"], [3, 2, float("nan")], None):

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float
 
 from bert.config import EmbeddingConfig, RerankerConfig
+from bert.config.options import TEACHER_LOSSES
 from bert.model.array_types import Array
 from bert.model.dropout import Dropout
 from bert.model.late_interaction import EMPTY_SCORE
@@ -64,6 +65,7 @@ def embedding_loss(settings: EmbeddingConfig, axis: str | None, maximum: bool = 
         "in_batch": partial(in_batch_loss, temperature=settings.divisor, axis=axis, compare=compare),
         "triplet": partial(triplet_loss, margin=settings.margin, compare=compare),
         "margin_mse": partial(margin_mse_loss, temperature=settings.divisor, compare=compare),
+        "kl_divergence": partial(kl_divergence_loss, temperature=settings.divisor, compare=compare),
         "same_label": partial(same_label_loss, temperature=settings.divisor, axis=axis),
         "cosent": partial(cosent_loss, temperature=settings.divisor, axis=axis, compare=compare),
         "cosine": cosine_loss,
@@ -90,7 +92,7 @@ def embedding_loss(settings: EmbeddingConfig, axis: str | None, maximum: bool = 
         lambda batch: jnp.sum(batch["weights"]),
         (*names, *LEXICAL_METRICS) if settings.is_lexical else names,
         # In batches of similar lengths, the negatives would not be a random sample of the documents.
-        by_length=settings.loss in ("cosine", "triplet", "margin_mse"),
+        by_length=settings.loss in ("cosine", "triplet", *TEACHER_LOSSES),
     )
 
 
@@ -239,6 +241,28 @@ def margin_mse_loss(
     margins, expected = ((scores[:, :1] - scores[:, 1:]) for scores in (own / temperature, batch["labels"]))
     weights = batch["weights"]
     return ((_sum_of_rows(jnp.square(margins - expected), is_there, weights), jnp.sum(weights)),)
+
+
+def kl_divergence_loss(
+    embeddings: Float[Array, "B texts *V"], batch: Batch, temperature: float, compare: Comparison = PRODUCTS
+) -> tuple[WeightedSum, ...]:
+    """Computes the KL divergence of the distribution over a row's documents from a teacher's distribution.
+
+    Each distribution is the softmax of the scores. The temperature divides the model's scores only (Santhanam et al.
+    2022, "ColBERTv2", section 3.2).
+
+    Args:
+        embeddings, batch: see `margin_mse_loss`.
+    """
+    own, is_negative = _own_scores(embeddings, batch, compare)
+    is_there = jnp.pad(is_negative, ((0, 0), (1, 0)), constant_values=True)
+    log_shares, expected = (
+        jax.nn.log_softmax(jnp.where(is_there, scores, FLOAT_MIN), axis=1)
+        for scores in (own / temperature, batch["labels"])
+    )
+    losses = jnp.sum(jnp.where(is_there, jnp.exp(expected) * (expected - log_shares), 0), axis=1)
+    weights = batch["weights"]
+    return ((jnp.sum(losses * weights), jnp.sum(weights)),)
 
 
 def _own_scores(

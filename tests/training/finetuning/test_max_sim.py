@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.special import softmax
+from scipy.stats import entropy
 
 from bert.config import EmbeddingConfig, ModelConfig
 from bert.config.options import LateInteractionConfig
@@ -66,6 +68,9 @@ def expected_loss(scores: np.ndarray, batch: dict[str, Any], loss: str) -> float
             margins = [(own[row, 0] - own[row, place]) / 2.0 for place in negatives]
             taught = [batch["labels"][row, 0] - batch["labels"][row, place] for place in negatives]
             losses.append(np.mean(np.square(np.subtract(margins, taught))))
+        elif loss == "kl_divergence":
+            own_scores, taught = (scores[row, [0, *negatives]] for scores in (own / 2.0, batch["labels"]))
+            losses.append(entropy(softmax(taught), softmax(own_scores)))
         else:
             others = [
                 scores[row, other, place] / 2.0
@@ -79,7 +84,7 @@ def expected_loss(scores: np.ndarray, batch: dict[str, Any], loss: str) -> float
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("loss", ["in_batch", "triplet", "margin_mse", "cosent"])
+@pytest.mark.parametrize("loss", ["in_batch", "triplet", "margin_mse", "kl_divergence", "cosent"])
 def test_losses_are_those_of_loops(loss: str) -> None:
     vectors, batch = vectors_and_batch()
     if loss == "cosent":

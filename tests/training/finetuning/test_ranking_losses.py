@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.special import softmax
+from scipy.stats import entropy
 
 from bert.config import EmbeddingConfig, ModelConfig, RerankerConfig
 from bert.data.batching import LengthGroups
@@ -169,7 +171,7 @@ def test_triplets_and_teachers_compare_a_row_with_its_own_negatives() -> None:
     vectors, batch = embeddings_and_batch()
     batch["labels"] = np.random.default_rng(2).normal(size=(B, C)).astype(np.float32)
     cosines = np.einsum("bd,bcd->bc", unit(vectors)[:, 0], unit(vectors)[:, 1:])
-    triplet, teacher, hits = 0.0, 0.0, 0
+    triplet, teacher, divergence, hits = 0.0, 0.0, 0.0, 0
     for row in np.flatnonzero(batch["weights"]):
         own = [place for place in range(1, C) if batch["document_numbers"][row, place] >= 0]
         hits += all(cosines[row, place] < cosines[row, 0] for place in own)
@@ -178,10 +180,13 @@ def test_triplets_and_teachers_compare_a_row_with_its_own_negatives() -> None:
             margins = [(cosines[row, 0] - cosines[row, place]) / 0.2 for place in own]
             expected = [batch["labels"][row, 0] - batch["labels"][row, place] for place in own]
             teacher += np.mean(np.square(np.subtract(margins, expected)))
+            divergence += entropy(*(softmax(x[row, [0, *own]]) for x in (batch["labels"], cosines / 0.2)))
     sums = sums_of(vectors, batch, loss="triplet", margin=0.3)
     assert sums == [pytest.approx(triplet, rel=1e-5), 14, hits, 14]
     sums = sums_of(vectors, batch, loss="margin_mse", temperature=0.2)
     assert sums == [pytest.approx(teacher, rel=1e-5), 14]
+    sums = sums_of(vectors, batch, loss="kl_divergence", temperature=0.2)
+    assert sums == [pytest.approx(divergence, rel=1e-5), 14]
 
 
 def labelled(batch: dict[str, Any]) -> dict[str, Any]:
