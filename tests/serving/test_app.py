@@ -5,9 +5,9 @@ from __future__ import annotations
 import base64
 import dataclasses
 import threading
-import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -164,36 +164,35 @@ def test_a_token_is_required(models: dict[str, bert.Pretrained]) -> None:
 class Slow:
     """A model that computes when it is released."""
 
-    release: threading.Event
     model: bert.Pretrained
+    started: threading.Event = dataclasses.field(default_factory=threading.Event)
+    release: threading.Event = dataclasses.field(default_factory=threading.Event)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
 
     def embed(self, texts: list[str], **options: Any) -> np.ndarray:
-        self.release.wait(10)
+        self.started.set()
+        self.release.wait(60)
         return np.zeros((len(texts), 4), np.float32)
 
 
 @pytest.fixture
 def slow(models: dict[str, bert.Pretrained]) -> Slow:
-    return Slow(threading.Event(), models["encoder"])
-
-
-def post_at_once(client: TestClient, count: int, release: Callable[[], None]) -> list[int]:
-    """The statuses of concurrent requests, of which the first is computed when the others arrive."""
-    with ThreadPoolExecutor(count) as threads:
-        replies = []
-        for _ in range(count):
-            replies.append(threads.submit(client.post, "/embed", json={"inputs": "ba"}))
-            time.sleep(0.05)
-        release()
-        return [reply.result().status_code for reply in replies]
+    return Slow(models["encoder"])
 
 
 def test_a_full_queue_is_429_and_the_metrics_count_it(slow: Slow) -> None:
     with TestClient(serving.make_app({"slow": slow}, max_queue=2)) as client:  # type: ignore[dict-item]
-        assert sorted(post_at_once(client, 5, slow.release.set)) == [200, 200, 200, 429, 429]
+        with ThreadPoolExecutor(5) as threads:
+            post = partial(threads.submit, client.post, "/embed", json={"inputs": "ba"})
+            replies = [post()]
+            assert slow.started.wait(60)  # computed while the others arrive: two of them fill the queue
+            replies += [post() for _ in range(4)]
+            ended = as_completed(replies, 60)
+            assert [next(ended).result().status_code for _ in range(2)] == [429, 429]
+            slow.release.set()
+            assert [reply.result().status_code for reply in ended] == [200, 200, 200]
         text = client.get("/metrics").text
         assert 'bert_requests_total{path="/embed",status="429"} 2.0' in text
         assert 'bert_batch_texts_sum{model="slow"} 3.0' in text and 'bert_batch_texts_count{model="slow"} 2.0' in text
