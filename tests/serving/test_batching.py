@@ -17,10 +17,11 @@ class Doubler:
 
     def __init__(self) -> None:
         self.batches = list[list[int]]()
-        self.release = threading.Event()
+        self.started, self.release = threading.Event(), threading.Event()
         self.release.set()
 
     def __call__(self, inputs: Sequence[int]) -> list[int]:
+        self.started.set()
         self.release.wait(10)
         self.batches.append(list(inputs))
         if 13 in inputs:
@@ -36,7 +37,7 @@ def run(*jobs: tuple[Any, list[int], int], max_requests: int = 99) -> tuple[list
         worker = asyncio.create_task(queue.work())
         double.release.clear()
         first = asyncio.create_task(queue.submit("first", double, [0], 1))
-        await asyncio.sleep(0.05)  # until it is computed
+        assert await asyncio.to_thread(double.started.wait, 10)
         tasks = [asyncio.create_task(queue.submit(key, double, inputs, tokens)) for key, inputs, tokens in jobs]
         await asyncio.sleep(0)
         double.release.set()
