@@ -52,11 +52,12 @@ SETTINGS = [
     *(f"{task}/adapter_config.json" for task in _TASKS),
     PROMPTS,
     "*Pooling/config.json",
-    *(f"*_Dense/{name}" for name in ("config.json", "model.safetensors", "pytorch_model.bin")),
+    "*_Dense/config.json",
     "*_Normalize/config.json",
     f"*_{MULTI_VECTOR_MASK}/config.json",
     STANFORD_METADATA,
 ]
+DENSE_WEIGHTS = ["*_Dense/model.safetensors", "*_Dense/pytorch_model.bin"]
 ADAPTER_WEIGHTS = ["adapter_model.safetensors", *(f"{task}/adapter_model.safetensors" for task in _TASKS)]
 WEIGHTS, PICKLES = _with_subfolders(_WEIGHTS), _with_subfolders(_PICKLES)
 
@@ -120,7 +121,7 @@ def download(name: str, weights: bool = True) -> Path:
 
     announce(name)
     repository, revision = _at_revision(name)
-    patterns = [*SETTINGS, *([*WEIGHTS, *ADAPTER_WEIGHTS] if weights else [])]
+    patterns = [*SETTINGS, *([*WEIGHTS, *ADAPTER_WEIGHTS, *DENSE_WEIGHTS] if weights else [])]
     try:
         folder = Path(snapshot_download(repository, revision=revision, allow_patterns=patterns))
         whole = any(any(folder.glob(pattern)) for pattern in WEIGHTS)

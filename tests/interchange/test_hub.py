@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import bert
+from bert.analysis.inspection import summarize
 from bert.commands.corpus import tokenizer_command as extend
 from bert.commands.export import main as export
 from bert.commands.finetune import main as finetune
@@ -22,6 +23,9 @@ from bert.errors import UserError
 from bert.inference.load import load_vocabulary
 from bert.interchange import hub as hub_names
 from bert.interchange.hub import is_hub_name
+from bert.interchange.sentence_transformers.reader import TANH
+from bert.model.pooling import PooledDense, Pooling
+from bert.training.loop import count_parameters
 from tests.interchange.hf_folders import edit
 
 
@@ -99,6 +103,16 @@ def test_a_sentence_transformer_on_the_hub_keeps_its_pooling(architecture: str, 
         pooling = Pooling("max", num_log1p=1, similarity="dot")
     made(architecture, pooling=pooling).save(hub / "someone" / "sentences")
     assert bert.load("someone/sentences").pooling == pooling
+
+
+def test_a_model_is_inspected_before_any_weights_are_downloaded(made, hub: Path) -> None:
+    layer = PooledDense(np.ones((12, 3), np.float32), np.ones(3, np.float32), TANH)
+    made(pooling=Pooling("mean", dense=(layer,))).save(hub / "someone" / "projected")
+    facts = summarize("someone/projected")
+    assert not list((hub.parent / "cache").rglob("*.safetensors"))
+    model = bert.load("someone/projected")
+    assert model.pooling is not None and model.pooling.dense == (layer,)
+    assert facts["parameters"] == summarize("someone/projected")["parameters"] == count_parameters(model.params) + 39
 
 
 def test_the_encoder_may_have_a_folder_of_its_own(made, hub: Path, tmp_path: Path) -> None:
