@@ -385,11 +385,15 @@ class FinetuningLoader:
         """Returns the length to which the rows of a step's batch are padded."""
         return self._padded_length(self._all_rows(step))
 
-    def largest_row(self, step: int) -> tuple[int, int]:
-        """Returns the size of the largest row of a step's batch with its windows, and the padded length of the rows."""
+    def tokens_and_length(self, step: int) -> tuple[int, int]:
+        """Returns numbers by which the memory of steps is compared, and the padded length of the rows.
+
+        The memory of a batch in one piece is determined by its largest row with its windows, and the memory of a batch
+        in groups, or packed, by its tokens.
+        """
         rows = self._all_rows(step)
-        length = self._padded_length(rows)
-        return max(length, int(row_sizes(self._features)[rows].max())), length
+        sizes, length = row_sizes(self._features)[rows], self._padded_length(rows)
+        return int(sizes.sum()) if self._groups else max(length, int(sizes.max())), length
 
     def _padded_length(self, rows: np.ndarray) -> int:
         data, length = self._config.data, int(self._features.lengths[rows].max())

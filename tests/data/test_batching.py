@@ -20,6 +20,7 @@ from bert.data.batching import (
     sequence_lengths,
     token_batches,
 )
+from bert.data.packed_batches import PackedTexts
 from bert.data.rows import ChoiceRows, TokenRows
 from bert.training.losses import LOSSES, make_task_loss
 from bert.training.step import compute_gradients
@@ -262,6 +263,19 @@ def test_a_batch_of_short_rows_has_the_lengths_of_most_batches():
         shapes = [sorted(array.shape for name, array in loader.batch(step).items() if name.startswith("input_ids"))
                   for step in (0, 5)]  # fmt: skip
         assert shapes == [[(2, 64), (6, 32)]] * 2
+
+
+@pytest.mark.parametrize(
+    "groups", [None, *(kind([16, 32], 64, 1, True, (0,) * 4) for kind in (LengthGroups, PackedTexts))]
+)
+def test_the_largest_batch_has_the_longest_row_or_in_groups_the_most_tokens(groups: LengthGroups | None):
+    lengths = np.repeat([10, 10, 10, 40, 10], 8)
+    lengths[0] = 60
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    rows = TokenRows(np.ones(offsets[-1], np.int32), offsets, lengths.astype(np.int32), None)
+    config = FinetuneConfig(data=TaskDataConfig(dir="unused", max_length=64, buckets=[16, 32]))
+    loader = FinetuningLoader(rows, config, (0, 1), InOrder(), groups)
+    assert max(range(5), key=loader.tokens_and_length) == (0 if groups is None else 3)
 
 
 class InOrder:

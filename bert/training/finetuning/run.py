@@ -91,7 +91,7 @@ def finetune(run: RunFolder[FinetuneConfig], log: Log = log_info, callbacks: Seq
             )
             if state.step < data.total_steps and not early_stopping.should_stop(int(state.step)):
                 require_space(run, state, log)
-                _run_longest_batch(train_step, state, data, parallel, config.training.gradient_accumulation_steps)
+                _run_largest_batch(train_step, state, data, parallel, config.training.gradient_accumulation_steps)
             loop = TrainLoop(
                 config=config.training,
                 end_step=data.total_steps,
@@ -122,19 +122,19 @@ def finetune(run: RunFolder[FinetuneConfig], log: Log = log_info, callbacks: Seq
     return write_results(run, setup, data, best, scores, start_time)
 
 
-def _run_longest_batch(
+def _run_largest_batch(
     train_step: TrainStep, state: TrainState, data: FinetuningData, parallel: Parallelism, micro_batches: int
 ) -> None:
-    """Runs a step on the longest batch ahead, so that a batch that does not fit in memory fails before the first step.
+    """Runs a step on the largest batch ahead, so that a batch that does not fit in memory fails before the first step.
 
-    The step trains a copy of the state, which is discarded. If the first batch is as long, the first step is the test.
+    The step trains a copy of the state, which is discarded. If the first batch is as large, the first step is the test.
     """
     first = int(state.step)
     steps = range(first, min(first + data.loader.steps_per_epoch, data.total_steps))
-    longest = max(steps, key=data.loader.largest_row)
-    if longest == first:
+    largest = max(steps, key=data.loader.tokens_and_length)
+    if largest == first:
         return
-    batch = parallel.shard_batch(data.loader.batch(longest), micro_batches)
+    batch = parallel.shard_batch(data.loader.batch(largest), micro_batches)
     jax.block_until_ready(train_step(parallel.put_state(state), batch))
 
 

@@ -408,7 +408,7 @@ def test_a_mesh_gives_the_run_of_one_device(
 
 
 @pytest.mark.medium
-def test_longest_batch_runs_before_the_first_step_and_changes_no_result(
+def test_largest_batch_runs_before_the_first_step_and_changes_no_result(
     pretrained: Path, sst2: Path, tmp_path: Path, monkeypatch
 ) -> None:
     import jax
@@ -435,7 +435,7 @@ def test_longest_batch_runs_before_the_first_step_and_changes_no_result(
     assert first_length > lengths[0], "the first step's batch is short"
     assert [step for step, _ in steps] == list(range(5))
 
-    monkeypatch.setattr(finetuning_run, "_run_longest_batch", lambda *arguments: None)
+    monkeypatch.setattr(finetuning_run, "_run_largest_batch", lambda *arguments: None)
     assert run(tmp_path / "without", sst2, *options) == 0
     jax.tree.map(
         np.testing.assert_array_equal, bert.load(tmp_path / "run").params, bert.load(tmp_path / "without").params
