@@ -144,7 +144,7 @@ def test_the_files_of_both_models_are_fetched_from_the_hub(folder: Path) -> None
     }
     files |= {"document_1_SpladePooling/config.json", "0_StaticEmbedding/tokenizer.json", "2_Asym/config.json"}
     files |= {"0_StaticEmbedding/model.safetensors", "2_Asym/140_Dense/model.safetensors"}
-    patterns = [*hub.SETTINGS, *hub.WEIGHTS]
+    patterns = [*hub.SETTINGS, *hub.WEIGHTS, *hub.DENSE_WEIGHTS]
     assert {file for file in files if any(fnmatch(file, pattern) for pattern in patterns)} == files
 
 
