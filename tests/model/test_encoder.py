@@ -235,7 +235,8 @@ def test_padding_and_dropout_are_as_without_the_option(option: str) -> None:
     # The last normalization, wherever it stands, leaves each token at variance 1 and, except for RMSNorm, at mean 0.
     if model.config.norm_type == "layer":
         np.testing.assert_allclose(alone.last_hidden_state.mean(-1), 0, atol=1e-5)
-    np.testing.assert_allclose(jnp.square(alone.last_hidden_state).mean(-1), 1, atol=1e-4)
+    if model.config.halting is None:  # a mean of normalized states has a smaller variance
+        np.testing.assert_allclose(jnp.square(alone.last_hidden_state).mean(-1), 1, atol=1e-4)
 
 
 @pytest.mark.medium
