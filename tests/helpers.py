@@ -142,7 +142,7 @@ OPTIONS = {
     "no biases": {"use_bias": False, "norm_bias": False},
     "RMSNorm": {"norm_type": "rms"},
     "local attention": {"attention_window": 2},
-    "global tokens": {"attention_window": 2, "global_attention_sep_id": 9},
+    "global tokens": {"position_embedding_type": "learned", "attention_window": 2, "global_attention_sep_id": 9},
     "relative positions": {"relative_attention_buckets": 8},
     "disentangled attention": {"position_embedding_type": "disentangled", "relative_attention_buckets": 8},
     "linear disentangled attention": {
