@@ -385,11 +385,11 @@ class FinetuningLoader:
         """Returns the length to which the rows of a step's batch are padded."""
         return self._padded_length(self._all_rows(step))
 
-    def tokens_and_length(self, step: int) -> tuple[int, int]:
-        """Returns numbers by which the memory of steps is compared, and the padded length of the rows.
+    def memory_key(self, step: int) -> tuple[int, int]:
+        """Returns a sort key: steps whose batches need more memory have larger keys.
 
-        The memory of a batch in one piece is determined by its largest row with its windows, and the memory of a batch
-        in groups, or packed, by its tokens.
+        A batch in one piece is compared by its largest row with its windows, and a batch in groups, or packed, by its
+        number of tokens. Equal batches are compared by the padded length of their rows.
         """
         rows = self._all_rows(step)
         sizes, length = row_sizes(self._features)[rows], self._padded_length(rows)

@@ -275,7 +275,7 @@ def test_the_largest_batch_has_the_longest_row_or_in_groups_the_most_tokens(grou
     rows = TokenRows(np.ones(offsets[-1], np.int32), offsets, lengths.astype(np.int32), None)
     config = FinetuneConfig(data=TaskDataConfig(dir="unused", max_length=64, buckets=[16, 32]))
     loader = FinetuningLoader(rows, config, (0, 1), InOrder(), groups)
-    assert max(range(5), key=loader.tokens_and_length) == (0 if groups is None else 3)
+    assert max(range(5), key=loader.memory_key) == (0 if groups is None else 3)
 
 
 class InOrder:

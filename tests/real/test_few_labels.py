@@ -11,7 +11,7 @@ import pytest
 
 import bert
 
-pytestmark = pytest.mark.slow  # two minutes of training, more than a tenth of the real tier
+pytestmark = pytest.mark.real
 
 OVERRIDES: dict[str, Any] = {"data": {"buckets": [16, 32]}}
 

@@ -19,7 +19,16 @@ from bert.model.late_interaction import EMPTY_SCORE
 from bert.model.reductions import normalized
 from bert.parallel.backends import gather_rows_if_axis, psum_if_axis
 from bert.training.length_groups import SequenceOutputs, apply_to_groups, groups_of
-from bert.training.losses import Apply, Batch, Loss, TaskLoss, WeightedSum, WeightedSums, expected_rows
+from bert.training.losses import (
+    Apply,
+    Batch,
+    Loss,
+    TaskLoss,
+    WeightedSum,
+    WeightedSums,
+    expected_rows,
+    softened_divergence,
+)
 
 FLOPS = "flops_loss"
 """Name of the FLOPS regularizer."""
@@ -256,13 +265,9 @@ def kl_divergence_loss(
     """
     own, is_negative = _own_scores(embeddings, batch, compare)
     is_there = jnp.pad(is_negative, ((0, 0), (1, 0)), constant_values=True)
-    log_shares, expected = (
-        jax.nn.log_softmax(jnp.where(is_there, scores, FLOAT_MIN), axis=1)
-        for scores in (own / temperature, batch["labels"])
-    )
-    losses = jnp.sum(jnp.where(is_there, jnp.exp(expected) * (expected - log_shares), 0), axis=1)
+    logits, targets = (jnp.where(is_there, one, FLOAT_MIN) for one in (own / temperature, batch["labels"]))
     weights = batch["weights"]
-    return ((jnp.sum(losses * weights), jnp.sum(weights)),)
+    return ((jnp.sum(softened_divergence(logits, targets, 1.0) * weights), jnp.sum(weights)),)
 
 
 def _own_scores(

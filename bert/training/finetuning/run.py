@@ -131,7 +131,7 @@ def _run_largest_batch(
     """
     first = int(state.step)
     steps = range(first, min(first + data.loader.steps_per_epoch, data.total_steps))
-    largest = max(steps, key=data.loader.tokens_and_length)
+    largest = max(steps, key=data.loader.memory_key)
     if largest == first:
         return
     batch = parallel.shard_batch(data.loader.batch(largest), micro_batches)
