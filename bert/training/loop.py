@@ -201,7 +201,10 @@ class TrainLoop:
         with self._timer.paused(), self.times.measure("evaluation"):
             if self.before_evaluation is not None:
                 self._state = self.before_evaluation(self._state)
-            if self.average is not None and self.average.add(self._step, self.parallel.to_host(self._state.params)):
+            if self.average is None:
+                return
+            params, in_window = self.parallel.to_host(self._state.params), self._step % self._eval_every == 0
+            if self.average.add(self._step, params, in_window):
                 self._saved_step = None
 
     def _load_batch(self) -> None:

@@ -117,7 +117,7 @@ class ParameterAverage:
 
     Attributes:
         mean: summed in float64; None before the first evaluation.
-        window: (step, parameters) at these evaluations, oldest first.
+        window: (step, parameters) at the last evaluations that later means include, oldest first.
     """
 
     def __init__(self, size: int) -> None:
@@ -125,18 +125,20 @@ class ParameterAverage:
         self.mean: Params | None = None
         self.window: list[tuple[int, Params]] = []
 
-    def add(self, step: int, params: Params) -> bool:
-        """Adds the parameters at an evaluation. Returns False if the window already has this step."""
+    def add(self, step: int, params: Params, in_window: bool = True) -> bool:
+        """Adds the parameters at an evaluation. Returns False if the window already has this step.
+
+        Args:
+            in_window: whether later means include these parameters. A longer run would not evaluate the last step of
+                this one, unless it is a multiple of ``eval_every``.
+        """
         if self.window and step <= self.window[-1][0]:
             return False
-        self.replace([*self.window, (step, params)][-self.size :])
+        window = [*self.window, (step, params)][-self.size :]
+        self.mean = _mean_of(window)
+        if in_window:
+            self.window = window
         return True
-
-    def replace(self, window: list[tuple[int, Params]]) -> None:
-        """Replaces the window."""
-        self.window = window
-        if window:
-            self.mean = jax.tree.map(_mean, *(params for _, params in window))
 
     def add_to_state(self, state: TrainState) -> AveragedState:
         """Returns the state to save, which includes the window and its mean."""
@@ -154,8 +156,13 @@ class ParameterAverage:
         if restored is None:
             return None
         step, state = restored
-        self.replace([(int(at), params) for at, params in zip(state.steps, state.window, strict=True) if at])
+        self.window = [(int(at), params) for at, params in zip(state.steps, state.window, strict=True) if at]
+        self.mean = _mean_of(self.window) if self.window else None
         return step, state.trained
+
+
+def _mean_of(window: Sequence[tuple[int, Params]]) -> Params:
+    return jax.tree.map(_mean, *(params for _, params in window))
 
 
 def _mean(*arrays: np.ndarray) -> np.ndarray:

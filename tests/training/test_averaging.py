@@ -114,16 +114,16 @@ GROW = PARALLEL.compile(
 )
 
 
-def grow(folder: Path, lines: dict[int, dict], stop_at: int | None = None) -> None:
-    """Runs or resumes seven steps. The mean over three evaluations is evaluated at steps 2, 4, 6 and 7."""
-    config = TrainingConfig(steps=7, eval_every=2, checkpoint_every=3, log_every=100)
+def grow(folder: Path, lines: dict[int, dict], stop_at: int | None = None, steps: int = 7) -> None:
+    """Runs or resumes the steps. The mean over three evaluations is evaluated at steps 2, 4, 6 and 7."""
+    config = TrainingConfig(steps=steps, eval_every=2, checkpoint_every=3, log_every=100)
     with Checkpointer(folder, 1, print) as checkpoints, InterruptHandler() as interrupts:
         average = ParameterAverage(3)
         sums = {"grad_norm": np.zeros(2, np.float32)}
         state = TrainState(np.int32(0), params_of(1, -2), (), sums, np.zeros(2, np.int32))
         restored = average.restore(checkpoints, state)
         loop = TrainLoop(
-            config=config, end_step=7, loader=Batches(stop_at), train_step=GROW, schedule=lambda n: 0.0,
+            config=config, end_step=steps, loader=Batches(stop_at), train_step=GROW, schedule=lambda n: 0.0,
             evaluate=lambda params: {"kernel": PARALLEL.to_host(params)["dense"]["kernel"].tolist()},
             parallel=PARALLEL, checkpoints=checkpoints, report=Evaluated(lines), interrupts=interrupts,
             early_stopping=EveryEvaluationIsTheBest(), average=average,
@@ -151,3 +151,13 @@ def test_an_interrupted_mean_is_that_of_the_whole_run(tmp_path: Path, stop_at: i
         with Checkpointer(tmp_path / folder, 1, print) as checkpoints:
             step, best = checkpoints.restore_best_params()
             assert step == 7 and best["dense"]["kernel"].tolist() == whole[7]["kernel"]
+
+
+@pytest.mark.medium
+def test_an_extended_mean_is_that_of_a_run_planned_so(tmp_path: Path) -> None:
+    """Step 7 is evaluated only because the first run ends there."""
+    extended, planned = {}, {}
+    grow(tmp_path / "run", extended)
+    grow(tmp_path / "run", extended, steps=12)
+    grow(tmp_path / "planned", planned, steps=12)
+    assert extended.pop(7) and extended == planned
