@@ -30,12 +30,20 @@ from bert.runs.metrics_log import RESULTS
 from bert.training.initialization import Log
 from bert.training.optimizer import learning_rate_schedule, num_decay_steps
 
+FLOPS_RAMP = 1 / 3
+"""Share of the steps over which the weight of the FLOPS regularizer grows."""
+
 
 def num_train_steps(config: TrainingConfig, steps_per_epoch: float) -> int:
     """Returns the steps of a run: `training.steps`, or `training.epochs` passes."""
     if config.steps is not None:
         return config.steps
     return max(1, round(require(config.epochs, "training.epochs") * steps_per_epoch))
+
+
+def num_flops_ramp_steps(config: FinetuneConfig, total_steps: int) -> int | None:
+    """Returns the steps over which the weight of the FLOPS regularizer grows; None without SPLADE's pooling."""
+    return round(FLOPS_RAMP * total_steps) if config.embedding.is_lexical else None
 
 
 def check_extension(run: RunFolder[Any], steps_per_epoch: float, log: Log) -> RunFolder[Any]:
@@ -45,7 +53,7 @@ def check_extension(run: RunFolder[Any], steps_per_epoch: float, log: Log) -> Ru
     will be replaced.
 
     Raises:
-        UserError: a completed step would have had another learning rate, or another phase.
+        UserError: a completed step would have had another learning rate, phase or weight of the FLOPS regularizer.
     """
     if run.previous is None:
         return run
@@ -79,7 +87,9 @@ def num_equal_steps(
     steps_after: int,
     limit: int,
 ) -> int:
-    """Returns how many of the first ``limit`` steps have the same learning rate and phase in two runs.
+    """Returns how many of the first ``limit`` steps two runs have in common.
+
+    Equal steps have the same learning rate, phase, and share of the weight of the FLOPS regularizer.
 
     Args:
         steps_before, steps_after: steps of the two runs, which may be fewer than ``limit``.
@@ -91,19 +101,22 @@ def num_equal_steps(
 
 
 def _steps_of(config: PretrainConfig | FinetuneConfig, total_steps: int, limit: int) -> np.ndarray:
-    """Returns [S, 2] float64: number of the phase and learning rate of each step."""
+    """Returns [S, 3] float64: number of the phase, learning rate and share of the FLOPS weight of each step."""
+    ramp = num_flops_ramp_steps(config, total_steps) if isinstance(config, FinetuneConfig) else None
     spans: list[tuple[int, int, OptimizerConfig, tuple[int, int]]] = [
         (0, total_steps, config.optimizer, (0, total_steps))
     ]
     if isinstance(config, PretrainConfig):
         phases = resolve_phases(config, total_steps)
         spans = [(phase.first, phase.end, phase.config.optimizer, phase.schedule_steps) for phase in phases]
-    rows = [np.zeros((0, 2))]
+    rows = [np.zeros((0, 3))]
     for number, (first, end, optimizer, (start, last)) in enumerate(spans):
         if first == end:
             continue  # a phase beyond the steps of the run
-        rates = learning_rate_schedule(optimizer, last, start)(jnp.arange(first, max(first, min(end, limit))))
-        rows.append(np.stack([np.full(len(rates), number), np.asarray(rates, np.float64)], axis=1))
+        steps = np.arange(first, max(first, min(end, limit)))
+        rates = learning_rate_schedule(optimizer, last, start)(jnp.asarray(steps))
+        shares = np.ones(len(steps)) if ramp is None else np.minimum(steps / max(ramp, 1), 1)
+        rows.append(np.stack([np.full(len(steps), number), np.asarray(rates, np.float64), shares], axis=1))
     return np.concatenate(rows)
 
 
@@ -122,8 +135,9 @@ def _other_schedule(run: RunFolder[Any], checkpoints: list[int], before: int, af
     else:
         fixes.append("name another --output_dir")
     return (
-        f"the run in {run.path} is at step {step}, and with {change} the learning rate or the phase of its step "
-        f"{same + 1} would change: {', or '.join(fixes)}, or resume it with --config {run.path / 'config.yaml'}"
+        f"the run in {run.path} is at step {step}, and with {change} the learning rate, the phase or the FLOPS weight "
+        f"of its step {same + 1} would change: {', or '.join(fixes)}, or resume it with "
+        f"--config {run.path / 'config.yaml'}"
     )
 
 

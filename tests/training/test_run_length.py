@@ -12,7 +12,7 @@ import pytest
 
 import bert
 from bert.commands.pretrain import main
-from bert.config import FinetuneConfig, OptimizerConfig, PretrainConfig, TrainingConfig
+from bert.config import EmbeddingConfig, FinetuneConfig, OptimizerConfig, PretrainConfig, TrainingConfig
 from bert.config.pretraining import PhaseConfig
 from bert.config.run_file import RESUMABLE, SCHEDULE_KEYS
 from bert.config.validation import keys_of
@@ -57,6 +57,19 @@ def config_of(schedule: str = "constant", phases: list[PhaseConfig] | None = Non
 def test_steps_are_equal_up_to_the_first_other_rate_or_phase(before, after, expected) -> None:
     assert num_equal_steps(before, 100, after, LONG, 100) == expected
     assert num_equal_steps(after, LONG, before, 100, 100) == expected
+
+
+@pytest.mark.medium
+def test_steps_of_a_sparse_encoder_are_equal_before_the_weight_of_its_regularizer_differs() -> None:
+    """The weight grows over a third of the steps; it is 0 in the first step and whole from the third or fifth on."""
+    lexical, dense = (FinetuneConfig(embedding=EmbeddingConfig(pooling=pooling)) for pooling in ("splade", "mean"))
+    lexical, dense = (
+        dataclasses.replace(config, optimizer=OptimizerConfig(schedule="constant", warmup_steps=0))
+        for config in (lexical, dense)
+    )
+    assert num_equal_steps(dense, 6, dense, 12, 6) == 6
+    assert num_equal_steps(lexical, 6, lexical, 12, 6) == num_equal_steps(lexical, 12, lexical, 6, 6) == 1
+    assert num_equal_steps(lexical, 12, lexical, 13, 12) == 12, "a third of both, rounded, is 4"
 
 
 def test_resumable_keys_exist_and_each_has_a_reason() -> None:

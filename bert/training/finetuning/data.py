@@ -14,20 +14,15 @@ from bert.runs.folder import TARGET_TOKENIZER, RunFolder
 from bert.tokenizer.vocabulary import save_tokenizer
 from bert.training.finetuning.distillation import save_targets
 from bert.training.finetuning.kinds import has_groups_of_rows, sorts_by_length
-from bert.training.finetuning.ranking_losses import FLOPS
 from bert.training.finetuning.setup import Setup
 from bert.training.initialization import Log
-from bert.training.run_length import check_extension, num_train_steps
+from bert.training.run_length import check_extension, num_flops_ramp_steps, num_train_steps
 
 NUM_GROUPS = 4
 """Maximum number of groups of a batch on a CPU. Other devices need more tokens at once, and have two."""
 
-
 PACKED_LENGTH = 128
 """Length of packed rows, unless a text is longer. Attention stays cheap, and rows are nearly full."""
-
-FLOPS_RAMP = 1 / 3
-"""Share of the steps over which the weight of the FLOPS regularizer grows."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +45,7 @@ def make_loader(setup: Setup, config: FinetuneConfig) -> FinetuningLoader:
     elif by_rows or setup.loss.over_micro_batches:
         count = NUM_GROUPS if jax.default_backend() == "cpu" else 2
         groups = LengthGroups(data.buckets, data.max_length, multiple, by_rows, (0,) * count)
-    ramp = None
-    if FLOPS in setup.loss.metrics:
-        ramp = round(FLOPS_RAMP * num_train_steps(config.training, len(batches)))
+    ramp = num_flops_ramp_steps(config, num_train_steps(config.training, len(batches)))
     return FinetuningLoader(setup.train, config, parallel.process, batches, groups, ramp)
 
 
