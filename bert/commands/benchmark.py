@@ -191,8 +191,9 @@ def glue_configs(argv: Sequence[str]) -> tuple[dict[str, FinetuneConfig], str | 
         return parse(FinetuneConfig, words, "bert benchmark glue", DESCRIPTION, None, OPTIONS)
 
     if any(word.partition("=")[0] == "--follow" for word in argv):
-        if any(word.partition("=")[0] == "--init" for word in argv):
-            raise UserError("command line: --follow scores the checkpoints of its run: remove --init")
+        for key in ("--init", "--output_dir", "--patience"):
+            if any(word.partition("=")[0] == key for word in argv):
+                raise UserError(f"command line: --follow scores the checkpoints of its run: remove {key}")
         seeds += ["--init", "RUN"]  # replaced by each checkpoint
     first, _, options = parsed("cola")
     names = [name.strip() for name in options["tasks"].split(",")] if "tasks" in options else list(GLUE)

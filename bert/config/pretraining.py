@@ -53,7 +53,8 @@ class PretrainConfig:
     vocabulary. null: random weights."""
     init_state: bool = False
     """Continue from the whole training state of init, which is RUN@STEP: weights, optimizer, step and data position.
-    training.steps then includes the steps of init. All keys may differ except the model's and optimizer.name."""
+    training.steps then includes the steps of init. All keys may differ except the model's, optimizer.name, and
+    whether optimizer.spike_deviations is null."""
     seed: Seed = 0
     """Seed of the initial weights, the order of the data, masks and dropout."""
     mlm_bias_init: Literal["unigram", "zeros"] = "unigram"

@@ -60,7 +60,8 @@ def test_errors(glue, tmp_path, fails):
     nothing = fails(main, "glue", "--init=x", f"--data.dir={tmp_path}")
     assert f"{tmp_path / 'CoLA'} does not exist" in nothing
     follow = ["glue", f"--data.dir={glue}", "--follow"]
-    assert "--follow scores the checkpoints of its run: remove --init" in fails(main, *follow, "x", "--init=x")
+    for key in ("--init", "--output_dir", "--patience"):
+        assert f"--follow scores the checkpoints of its run: remove {key}" in fails(main, *follow, "x", f"{key}=1")
     assert f"--follow {tmp_path / 'nowhere'} is not a folder" in fails(main, *follow, f"{tmp_path / 'nowhere'}")
     assert "holds no run (no config.yaml): name the folder of a pretraining run" in fails(main, *follow, str(glue))
     assert "gs://x/run, which is not a local path" in fails(main, *follow, "gs://x/run")

@@ -33,6 +33,8 @@ def require_all_trained(config: FinetuneConfig, key: str) -> None:
         raise UserError(f"{key} trains all weights, but lora.rank is set: set it to null")
     if config.classifier_training == "contrastive":
         raise UserError(f"{key} trains the classifier, but classifier_training is contrastive: remove it")
+    if config.training.average_checkpoints != 1:
+        raise UserError(f"{key} scores the last weights, but training.average_checkpoints is set: remove it")
 
 
 class StartComparison:

@@ -35,8 +35,9 @@ def restore_branched(checkpoints: Checkpoints, folder: Path, step: int, log: Log
         except UserError as error:
             raise UserError(
                 f"init_state is true, but the training state of {folder} cannot be continued ({error}): keep "
-                "what the run is trained with (optimizer.name, optimizer.max_grad_norm, data.input_format, "
-                "training.objective, whether training.z_loss is 0), or remove init_state to take the weights alone"
+                "what the run is trained with (optimizer.name, optimizer.max_grad_norm, whether "
+                "optimizer.spike_deviations is null, data.input_format, training.objective, whether "
+                "training.z_loss is 0), or remove init_state to take the weights alone"
             ) from None
 
 

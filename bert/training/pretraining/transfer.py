@@ -39,8 +39,19 @@ MAX_NGRAMS = (1, 2)
 
 
 def transfer_names(config: PretrainConfig) -> list[str]:
-    """Returns the recipes and files of ``transfer``."""
-    return [] if config.transfer is None else [name.strip() for name in config.transfer.split(",")]
+    """Returns the recipes and files of ``transfer``.
+
+    Raises:
+        UserError: two files have the same name, by which their scores would be confused.
+    """
+    names = [] if config.transfer is None else [name.strip() for name in config.transfer.split(",")]
+    tasks: dict[str, str] = {}
+    for name in names:
+        if (other := tasks.setdefault(Path(name).stem, name)) != name:
+            raise UserError(
+                f"transfer names {other} and {name}, whose scores have the same name: rename one of the two"
+            )
+    return names
 
 
 def transfer_config(config: PretrainConfig, name: str) -> FinetuneConfig:

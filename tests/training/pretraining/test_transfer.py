@@ -165,6 +165,12 @@ def test_a_wrong_recipe_fails_before_training(corpus: Path, recipe: Path, tmp_pa
     assert "max_position_embeddings is 32, and transfer" in fails(main, *arguments, f"--transfer={wrong}")
     wrong.write_text("task: mrpc\ndata: {dir: nothere, max_length: 16, buckets: [16]}\ntraining: {epochs: 1}\n")
     assert "nothere is not a folder" in fails(main, *arguments, f"--transfer={wrong}")
+    said = fails(main, *arguments, "--transfer=a/task.yaml, b/task.yaml")
+    assert "transfer names a/task.yaml and b/task.yaml, whose scores have the same name" in said
+    wrong.write_text(recipe.read_text().replace("epochs: 1", "epochs: 1, average_checkpoints: 2"))
+    assert "scores the last weights, but training.average_checkpoints is set" in fails(
+        main, *arguments, f"--transfer={wrong}"
+    )
     assert not (folder / "metrics.jsonl").exists()
 
 
