@@ -252,6 +252,7 @@ UNSUPPORTED_SETTINGS = {
     ],
     "gpt2": [
         ({"scale_attn_weights": False}, "scale_attn_weights is False, and only True"),
+        ({"is_causal": False}, "is_causal is False, and only True"),
         ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True, and only False"),
         ({"add_cross_attention": True}, "add_cross_attention is True, and only False"),
         ({"embd_pdrop": 0.2}, "embd_pdrop is 0.2 and resid_pdrop is 0.1"),

@@ -26,10 +26,13 @@ from tests.real.vocabularies import PIECES, write_wordpiece
 pytestmark = pytest.mark.real
 
 
-@pytest.mark.parametrize("tasks", [False, True])
+@pytest.mark.parametrize("tasks", ["no", "yes", "stored"])
 @pytest.mark.parametrize("architecture", families.family_of_type("ernie").classes)
-def test_ernie_is_read_and_exported_as_bert(architecture: str, tasks: bool, tmp_path: Path) -> None:
-    reference = drawn(tmp_path / "theirs", architecture, "ernie", use_task_id=tasks)
+def test_ernie_is_read_and_exported_as_bert(architecture: str, tasks: str, tmp_path: Path) -> None:
+    reference = drawn(tmp_path / "theirs", architecture, "ernie", use_task_id=tasks != "no")
+    if tasks == "stored":  # the embedding of tasks is in the file, and has no effect
+        edit(tmp_path / "theirs", use_task_id=False)
+        reference = type(reference).from_pretrained(tmp_path / "theirs").eval()
     model = bert.load(tmp_path / "theirs")
     assert model.architecture == architecture
     batch = inputs(architecture, padded=True)
@@ -40,6 +43,12 @@ def test_ernie_is_read_and_exported_as_bert(architecture: str, tasks: bool, tmp_
     assert "logits within" in lines[0]
     again = bert.load(tmp_path / "ours")
     assert_alike(our_answers(again, batch), expected, batch["attention_mask"])
+
+
+def test_the_default_epsilon_of_xlm_roberta_xl(tmp_path: Path) -> None:
+    drawn(tmp_path, "Bert", "xlm-roberta-xl")
+    edit(tmp_path, layer_norm_eps=None)
+    assert bert.load(tmp_path).config.layer_norm_eps == transformers.XLMRobertaXLConfig().layer_norm_eps
 
 
 PUBLISHED = {
@@ -155,10 +164,15 @@ def test_neobert_by_its_published_architecture(tmp_path: Path) -> None:
         bert.load(tmp_path)
 
 
+@pytest.mark.parametrize("outside", [False, True])
 @pytest.mark.parametrize("family", ["qwen3", "llama"])
-def test_scaled_rotations_beyond_the_original_length(family: str, tmp_path: Path) -> None:
+def test_scaled_rotations_beyond_the_original_length(family: str, outside: bool, tmp_path: Path) -> None:
+    """A length outside of ``rope_parameters`` comes before the one in it."""
     settings = {**DECODER, "max_position_embeddings": 200, "rope_parameters": YARN}
     reference = drawn(tmp_path, "BertForCausalLM", family, **settings)
+    if outside:
+        edit(tmp_path, original_max_position_embeddings=40)
+        reference = type(reference).from_pretrained(tmp_path).eval()
     ids = np.random.default_rng(0).integers(0, DECODER["vocab_size"] - 1, (2, 190))
     batch = {"input_ids": ids, "token_type_ids": np.zeros_like(ids), "attention_mask": np.ones_like(ids)}
     theirs = answers(reference, {key: batch[key] for key in ("input_ids", "attention_mask")})
@@ -249,6 +263,9 @@ def test_capped_logits_of_generation_scores_and_training(family: str, tmp_path: 
         np.testing.assert_allclose(tensor.join(flat), theirs[tensor.name].grad.numpy(), atol=1e-4)
 
 
+CAUSAL = ("llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text")
+
+
 @pytest.mark.parametrize(
     ("family", "changes", "said"),
     [
@@ -264,6 +281,7 @@ def test_capped_logits_of_generation_scores_and_training(family: str, tmp_path: 
         ("gemma3_text", {"layer_types": ["full_attention", "sliding_attention"] * 3}, "not a list of 1 entries"),
         ("gemma3_text", {"sliding_window": 1, "layer_types": ["sliding_attention"]}, "sliding_window is 1"),
         ("gemma3_text", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0"),
+        *((family, {"is_causal": False}, "is_causal is False") for family in CAUSAL),
         ("gemma3_text", {"attn_logit_softcapping": 50.0}, r"attn_logit_softcapping is 50\.0, and only None"),
     ],
 )

@@ -162,7 +162,7 @@ class Family:
             the file, the index of the part, and the number of parts of which the file's module consists.
         attention_modules: the self-attention of layer ``{}`` in transformers' class, if the class has the projections
             q_proj, k_proj, v_proj and o_proj, which files name otherwise; None if files have the names of the class.
-        from_files: maps the configuration and the tensors of a file by name to the tensors that are read.
+        from_files: maps the configuration, config.json and the tensors of a file by name to the tensors that are read.
         to_files: maps the configuration and named tensors to the tensors of the file. Features may be reordered
             (``share`` restores the order), and constants that transformers expects are added.
     """
@@ -199,7 +199,9 @@ class Family:
     share: Callable[[ModelConfig, ParametersByPath], tuple[ModelConfig, ParametersByPath]] = lambda *model: model
     locate: Callable[[str], tuple[str, int, int]] = lambda module: (module, 0, 1)
     attention_modules: str | None = None
-    from_files: Callable[[ModelConfig, dict[str, Any]], dict[str, Any]] = lambda config, tensors: tensors
+    from_files: Callable[[ModelConfig, dict[str, Any], dict[str, Any]], dict[str, Any]] = (
+        lambda config, content, tensors: tensors
+    )
     to_files: Callable[[ModelConfig, dict[str, Any]], dict[str, Any]] = lambda config, tensors: tensors
 
     @property

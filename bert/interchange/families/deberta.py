@@ -126,15 +126,15 @@ def _write_linear_config(config: ModelConfig, special: SpecialTokenIds) -> dict[
     return {**_write_form(config, FORM), "max_relative_positions": distance}
 
 
-def _from_files(config: ModelConfig, tensors: dict[str, Any]) -> dict[str, Any]:
+def _from_files(config: ModelConfig, content: dict[str, Any], tensors: dict[str, Any]) -> dict[str, Any]:
     """Removes the position table of published models that do not use it, which transformers ignores."""
     return {name: array for name, array in tensors.items() if config.position_table or not name.endswith(POSITIONS)}
 
 
-def _split_projections(config: ModelConfig, tensors: dict[str, Any]) -> dict[str, Any]:
+def _split_projections(config: ModelConfig, content: dict[str, Any], tensors: dict[str, Any]) -> dict[str, Any]:
     """Separates the queries, keys and values of ``in_proj``, which files of version 1 store head by head."""
     split = {}
-    for name, array in _from_files(config, tensors).items():
+    for name, array in _from_files(config, content, tensors).items():
         if name.endswith(".in_proj.weight"):
             parts = np.array_split(array, 3 * config.num_attention_heads)
             for index, part in enumerate(("query", "key", "value")):

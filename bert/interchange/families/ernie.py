@@ -15,12 +15,12 @@ from bert.interchange.names import Names
 TASK, SEGMENT = "embeddings.task_type_embeddings.weight", "embeddings.token_type_embeddings.weight"
 
 
-def _from_files(config: ModelConfig, tensors: dict[str, Any]) -> dict[str, Any]:
-    """Adds the embedding of task 0, which transformers uses by default, to the segment embeddings."""
+def _from_files(config: ModelConfig, content: dict[str, Any], tensors: dict[str, Any]) -> dict[str, Any]:
+    """Adds the embedding of task 0, the default, to the segments if ``use_task_id`` is true; else it has no effect."""
     kept = {name: tensor for name, tensor in tensors.items() if not name.endswith(TASK)}
     for name in tensors.keys() - kept.keys():
         segment = name.removesuffix(TASK) + SEGMENT
-        if segment in kept:
+        if segment in kept and content.get("use_task_id"):
             kept[segment] = np.asarray(kept[segment], np.float32) + np.asarray(tensors[name][0], np.float32)
     return kept
 

@@ -67,7 +67,7 @@ def _to_files(config: ModelConfig, tensors: dict[str, Any]) -> dict[str, Any]:
     return tensors | {f"{CONTACTS}.{name}": np.zeros(shape, np.float32) for name, shape in shapes.items()}
 
 
-def _from_files(config: ModelConfig, tensors: dict[str, Any]) -> dict[str, Any]:
+def _from_files(config: ModelConfig, content: dict[str, Any], tensors: dict[str, Any]) -> dict[str, Any]:
     """Removes the position table that published models with rotary positions have, and that transformers ignores."""
     if not any("rotary_embeddings" in name for name in tensors):
         return tensors

@@ -55,6 +55,8 @@ def _is_causal(content: dict[str, Any]) -> bool:
             f"use_bidirectional_attention is true, which is supported without a head, but architectures is {declared}: "
             "use another model"
         )
+    if not both_sides and content.get("is_causal") is False:
+        raise UserError("is_causal is False: set use_bidirectional_attention to true, if the model has no head")
     return not both_sides
 
 
@@ -189,7 +191,7 @@ GEMMA = dataclasses.replace(
     classes={"Bert": "GemmaModel"} | {f"Bert{head}": f"Gemma{head}" for head in HEADS},
     names=Names(NAMES),
     limits=GEMMA_LIMITS,
-    fixed={"use_bidirectional_attention": False},
+    fixed={"use_bidirectional_attention": False, "is_causal": True},
     has_form=lambda config, architecture: (
         config.position_embedding_type == "rotary" and config.norm_type == "rms_plus_one"
     ),

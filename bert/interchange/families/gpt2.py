@@ -100,7 +100,7 @@ GPT2 = Family(
         "embedding_size": base.FULL_WIDTH,
         "pooler_act": Limit("tanh", "it has no pooler"),
     },
-    fixed={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False},
+    fixed={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "is_causal": True},
     initial={"position_embedding_init": "normal", "residual_init": "scaled"},
     constants=r"(^|\.)h\.\d+\.attn\.(bias|masked_bias)$",
     has_form=lambda config, architecture: config.causal,

@@ -56,7 +56,7 @@ def _read_new(content: dict[str, Any]) -> dict[str, Any]:
     return {**read, "rotary_base": read["rotary_base"] * factor, "rotary_scaling_factor": factor ** (2 / max(size, 1))}
 
 
-def _from_files(config: ModelConfig, tensors: dict[str, Any]) -> dict[str, Any]:
+def _from_files(config: ModelConfig, content: dict[str, Any], tensors: dict[str, Any]) -> dict[str, Any]:
     """Replaces the prefix of the published models."""
     return {re.sub(r"^new\.", "gte.", name): array for name, array in tensors.items()}
 

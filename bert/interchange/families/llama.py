@@ -56,8 +56,9 @@ def read_rotary(content: dict[str, Any], default_base: float = 10_000.0) -> dict
     if kind != "default":
         values |= {"rotary_scaling": kind, "rotary_scaling_factor": number("factor", settings.get("factor"), 1)}
     if kind == "yarn":
-        length = settings.get("original_max_position_embeddings") or content["max_position_embeddings"]
-        values["rotary_original_length"] = int(number("original_max_position_embeddings", length, 1))
+        key = "original_max_position_embeddings"  # transformers prefers the one outside of rope_parameters
+        length = content.get(key) or settings.get(key) or content["max_position_embeddings"]
+        values["rotary_original_length"] = int(number(key, length, 1))
     return values
 
 
@@ -245,7 +246,7 @@ LLAMA = Family(
         "pooler_act": Limit("tanh", "it has no pooler"),
         "pooler_input": Limit("first", "it has no pooler"),
     },
-    fixed={"pretraining_tp": 1},
+    fixed={"pretraining_tp": 1, "is_causal": True},
     constants=r"(^|\.)rotary_emb\.",
     has_form=lambda config, architecture: (
         config.causal and config.position_embedding_type == "rotary" and config.norm_type == "rms"

@@ -57,7 +57,7 @@ QWEN2 = dataclasses.replace(
         "query_key_value_bias": Limit(True, "its queries, keys and values have biases"),
         "attention_output_bias": Limit(None, "the output of its attention has no bias"),
     },
-    fixed={},
+    fixed={"is_causal": True},
     has_form=lambda config, architecture: (
         LLAMA.has_form(config, architecture)
         and config.has_bias("query_key_value_bias")

@@ -75,7 +75,7 @@ def _with_segments(config: ModelConfig, params: ParametersByPath, padding: int) 
     return dataclasses.replace(config, type_vocab_size=SEGMENTS), params
 
 
-def _from_files(config: ModelConfig, tensors: dict[str, Any]) -> dict[str, Any]:
+def _from_files(config: ModelConfig, content: dict[str, Any], tensors: dict[str, Any]) -> dict[str, Any]:
     """Returns the tensors with merged heads. Matrices get the layout and names of dense layers."""
     merged = {}
     for name, array in tensors.items():

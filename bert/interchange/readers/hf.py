@@ -146,6 +146,7 @@ def read_hf_model(
             stored, task_adapters = read_task_adapters(folder, content, family, stored, log)
         if adapter is not None:
             stored, task_adapters = adapter.merge(stored, family), {}
+        stored = family.from_files(config, content, stored)
         params, config, parts = _to_params(stored, source, config, family, architecture, len(labels), log)
     else:
         params = StoredParams(
@@ -258,7 +259,6 @@ def _to_params(
 
     from bert.interchange.shapes import check_tensors
 
-    stored = family.from_files(config, stored)
     arrays, config = _rename_tensors(stored, source, config, family, architecture, log)
     parts = check_tensors(family.names, arrays, source, config, architecture, num_labels)
     size = sum(array.size for array in arrays.values())
