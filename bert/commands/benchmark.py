@@ -191,7 +191,7 @@ def glue_configs(argv: Sequence[str]) -> tuple[dict[str, FinetuneConfig], str | 
         return parse(FinetuneConfig, words, "bert benchmark glue", DESCRIPTION, None, OPTIONS)
 
     if any(word.partition("=")[0] == "--follow" for word in argv):
-        for key in ("--init", "--output_dir", "--patience"):
+        for key in ("--init", "--output_dir"):
             if any(word.partition("=")[0] == key for word in argv):
                 raise UserError(f"command line: --follow scores the checkpoints of its run: remove {key}")
         seeds += ["--init", "RUN"]  # replaced by each checkpoint

@@ -102,7 +102,7 @@ class AveragedState(struct.PyTreeNode):
     Attributes:
         params: the mean; before the first evaluation, the trained parameters.
         trained: the state from which training continues.
-        window: parameters at the last k evaluations, oldest first, followed by zeros if there were fewer.
+        window: parameters at the last k scheduled evaluations, oldest first, followed by zeros if there were fewer.
         steps: [k] int32, steps of these evaluations, followed by zeros.
     """
 
@@ -117,7 +117,7 @@ class ParameterAverage:
 
     Attributes:
         mean: summed in float64; None before the first evaluation.
-        window: (step, parameters) at the last evaluations that later means include, oldest first.
+        window: (step, parameters) at the last scheduled evaluations, oldest first.
     """
 
     def __init__(self, size: int) -> None:

@@ -60,7 +60,7 @@ def test_errors(glue, tmp_path, fails):
     nothing = fails(main, "glue", "--init=x", f"--data.dir={tmp_path}")
     assert f"{tmp_path / 'CoLA'} does not exist" in nothing
     follow = ["glue", f"--data.dir={glue}", "--follow"]
-    for key in ("--init", "--output_dir", "--patience"):
+    for key in ("--init", "--output_dir"):
         assert f"--follow scores the checkpoints of its run: remove {key}" in fails(main, *follow, "x", f"{key}=1")
     assert f"--follow {tmp_path / 'nowhere'} is not a folder" in fails(main, *follow, f"{tmp_path / 'nowhere'}")
     assert "holds no run (no config.yaml): name the folder of a pretraining run" in fails(main, *follow, str(glue))

@@ -26,13 +26,10 @@ from tests.real.vocabularies import PIECES, write_wordpiece
 pytestmark = pytest.mark.real
 
 
-@pytest.mark.parametrize("tasks", ["no", "yes", "stored"])
+@pytest.mark.parametrize("tasks", [False, True])
 @pytest.mark.parametrize("architecture", families.family_of_type("ernie").classes)
-def test_ernie_is_read_and_exported_as_bert(architecture: str, tasks: str, tmp_path: Path) -> None:
-    reference = drawn(tmp_path / "theirs", architecture, "ernie", use_task_id=tasks != "no")
-    if tasks == "stored":  # the embedding of tasks is in the file, and has no effect
-        edit(tmp_path / "theirs", use_task_id=False)
-        reference = type(reference).from_pretrained(tmp_path / "theirs").eval()
+def test_ernie_is_read_and_exported_as_bert(architecture: str, tasks: bool, tmp_path: Path) -> None:
+    reference = drawn(tmp_path / "theirs", architecture, "ernie", use_task_id=tasks)
     model = bert.load(tmp_path / "theirs")
     assert model.architecture == architecture
     batch = inputs(architecture, padded=True)
@@ -43,6 +40,14 @@ def test_ernie_is_read_and_exported_as_bert(architecture: str, tasks: str, tmp_p
     assert "logits within" in lines[0]
     again = bert.load(tmp_path / "ours")
     assert_alike(our_answers(again, batch), expected, batch["attention_mask"])
+
+
+def test_ernies_embedding_of_the_task_is_unused_without_use_task_id(tmp_path: Path) -> None:
+    reference = drawn(tmp_path, "Bert", "ernie", use_task_id=True)
+    edit(tmp_path, use_task_id=None)
+    reference = type(reference).from_pretrained(tmp_path).eval()
+    batch = inputs("Bert", padded=True)
+    assert_alike(our_answers(bert.load(tmp_path), batch), answers(reference, batch), batch["attention_mask"])
 
 
 def test_the_default_epsilon_of_xlm_roberta_xl(tmp_path: Path) -> None:

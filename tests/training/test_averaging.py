@@ -115,7 +115,7 @@ GROW = PARALLEL.compile(
 
 
 def grow(folder: Path, lines: dict[int, dict], stop_at: int | None = None, steps: int = 7) -> None:
-    """Runs or resumes the steps. The mean over three evaluations is evaluated at steps 2, 4, 6 and 7."""
+    """Runs or resumes the steps. The mean over three evaluations is evaluated at every second step and the last."""
     config = TrainingConfig(steps=steps, eval_every=2, checkpoint_every=3, log_every=100)
     with Checkpointer(folder, 1, print) as checkpoints, InterruptHandler() as interrupts:
         average = ParameterAverage(3)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert.config import FinetuneConfig
+from bert.config.validation import check_unused
 from bert.data.windows import row_shape
 from bert.errors import UserError, require
 from bert.runs.folder import RunFolder
@@ -27,14 +28,15 @@ from bert.training.step import TrainState, make_grad_fn, make_update_fn
 PRETRAINED, RANDOM = "pretrained", "random_weights"
 
 
-def require_all_trained(config: FinetuneConfig, key: str) -> None:
+def require_supported(config: FinetuneConfig, key: str) -> None:
     """Raises UserError for a fine-tuning that `StartComparison` does not support; ``key`` names what requests it."""
     if config.lora.rank is not None:
         raise UserError(f"{key} trains all weights, but lora.rank is set: set it to null")
     if config.classifier_training == "contrastive":
         raise UserError(f"{key} trains the classifier, but classifier_training is contrastive: remove it")
-    if config.training.average_checkpoints != 1:
-        raise UserError(f"{key} scores the last weights, but training.average_checkpoints is set: remove it")
+    scored = f"but {key} scores the weights of the last step: remove it"
+    check_unused("", config, scored, ["patience"])
+    check_unused("training.", config.training, scored, ["average_checkpoints"])
 
 
 class StartComparison:
@@ -59,7 +61,7 @@ class StartComparison:
         Raises:
             UserError: the data and the model do not fit each other, or the configuration trains adapters.
         """
-        require_all_trained(config, "transfer")
+        require_supported(config, "transfer")
         folder = RunFolder(Path(require(config.output_dir, "output_dir")), config, resumed=False)
         self.config, self.setup = resolve_setup(folder, log)
         self._kind, self._log, self._on_progress = TASK_KINDS[self.setup.task.kind], log, on_progress

@@ -25,7 +25,7 @@ from bert.tasks.base import Task
 from bert.tasks.docstring_tasks import DOCSTRING_TASKS, write_docstring_task
 from bert.tasks.sequence_classification import lexical_baseline
 from bert.tasks.splits import read_splits, require_dev
-from bert.training.finetuning.starts import PRETRAINED, RANDOM, StartComparison, require_all_trained
+from bert.training.finetuning.starts import PRETRAINED, RANDOM, StartComparison, require_supported
 from bert.training.initialization import Log
 
 BAG_OF_WORDS = "bag_of_words"
@@ -95,7 +95,7 @@ def check_recipe(recipe: FinetuneConfig, name: str, selects_best: bool) -> None:
         selects_best: whether the scores select a checkpoint.
     """
     key = f"transfer {name}"
-    require_all_trained(recipe, key)
+    require_supported(recipe, key)
     task = make_task(recipe)
     if selects_best and not task.higher_main_is_better:
         raise UserError(

@@ -167,10 +167,13 @@ def test_a_wrong_recipe_fails_before_training(corpus: Path, recipe: Path, tmp_pa
     assert "nothere is not a folder" in fails(main, *arguments, f"--transfer={wrong}")
     said = fails(main, *arguments, "--transfer=a/task.yaml, b/task.yaml")
     assert "transfer names a/task.yaml and b/task.yaml, whose scores have the same name" in said
-    wrong.write_text(recipe.read_text().replace("epochs: 1", "epochs: 1, average_checkpoints: 2"))
-    assert "scores the last weights, but training.average_checkpoints is set" in fails(
-        main, *arguments, f"--transfer={wrong}"
-    )
+    for setting, said in (
+        ("training: {average_checkpoints: 2, ", "training.average_checkpoints is 2"),
+        ("patience: 2\ntraining: {", "patience is 2"),
+    ):
+        wrong.write_text(recipe.read_text().replace("training: {", setting))
+        last = f"{said}, but transfer {wrong} scores the weights of the last step: remove it"
+        assert last in fails(main, *arguments, f"--transfer={wrong}")
     assert not (folder / "metrics.jsonl").exists()
 
 
