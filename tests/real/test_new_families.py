@@ -14,6 +14,7 @@ from safetensors.numpy import load_file, save_file
 import bert
 from bert.data.encoding import tokenize
 from bert.interchange import families
+from bert.interchange.families.base import OPTIONAL
 from bert.model.decoders import BertForCausalLM
 from bert.model.positions import Rotation
 from bert.tokenizer.library import special_ids
@@ -50,10 +51,17 @@ def test_ernies_embedding_of_the_task_is_unused_without_use_task_id(tmp_path: Pa
     assert_alike(our_answers(bert.load(tmp_path), batch), answers(reference, batch), batch["attention_mask"])
 
 
-def test_the_default_epsilon_of_xlm_roberta_xl(tmp_path: Path) -> None:
-    drawn(tmp_path, "Bert", "xlm-roberta-xl")
-    edit(tmp_path, layer_norm_eps=None)
-    assert bert.load(tmp_path).config.layer_norm_eps == transformers.XLMRobertaXLConfig().layer_norm_eps
+@pytest.mark.parametrize("name", {case.family.model_type: name for name, case in CASES.items()}.values())
+def test_rates_and_epsilon_that_config_json_lacks(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    architecture = (case.architectures or tuple(case.family.classes))[0]
+    drawn(tmp_path, architecture, case.family.model_type, case.adjust, **case.settings)
+    keys = {field: case.family.keys[field] for field in OPTIONAL if field in case.family.keys}
+    doubles = ("embd_pdrop", "mlp_dropout")  # equal to another rate, or rejected
+    edit(tmp_path, **dict.fromkeys((*keys.values(), *doubles)))
+    theirs = transformers.AutoConfig.from_pretrained(tmp_path)
+    config = bert.load(tmp_path).config
+    assert {field: getattr(config, field) for field in keys} == {field: getattr(theirs, keys[field]) for field in keys}
 
 
 PUBLISHED = {

@@ -24,6 +24,12 @@ KEYS = {
 }
 """Maps fields of `ModelConfig` to keys of BERT's config.json, in the order in which they are written."""
 
+OPTIONAL = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range", "layer_norm_eps")
+"""Fields of `ModelConfig` that are optional in config.json."""
+
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+"""``Family.defaults`` of families without dropout."""
+
 ROW_HEADS = ("SequenceClassification", "MultipleChoice")
 """Ends of the names of classes with one output, or one output per choice, for the whole row."""
 
@@ -140,6 +146,8 @@ class Family:
         decoder_bias: second name of the MLM head's bias, in the decoder; None if there is only one name.
         keys: maps fields of `ModelConfig` to keys of config.json, in the order in which they are written.
         restrictions: what is not read, or is read or exported in another way, as sentences for the documentation.
+        defaults: optional settings (`OPTIONAL`) whose values in transformers differ from those of `ModelConfig`, for a
+            config.json without them.
         more_sizes: further integer keys of config.json, for ``read_config``.
         limits: settings of `ModelConfig` with a single supported value, which is the value of every model that is read.
         prediction_act: activation of the MLM head; None: use the model's ``hidden_act``.
@@ -179,6 +187,7 @@ class Family:
     decoder_bias: str | None = None
     keys: Mapping[str, str] = field(default_factory=lambda: KEYS)
     restrictions: str = ""
+    defaults: Mapping[str, float] = field(default_factory=dict)
     more_sizes: tuple[str, ...] = ()
     limits: Mapping[str, Limit]
     prediction_act: Activation | None = None

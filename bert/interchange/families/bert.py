@@ -229,6 +229,7 @@ ALBERT = Family(
         }
     ),
     decoder_bias="predictions.decoder.bias",
+    defaults=base.NO_DROPOUT,
     more_sizes=("embedding_size", "num_hidden_groups"),
     limits={
         **{key: limit for key, limit in base.BERT_LIMITS.items() if key != "layer_groups"},

@@ -57,7 +57,6 @@ def _read_form(content: dict[str, Any], form: dict[str, tuple[Any, Any]]) -> dic
     if not isinstance(has_table, bool):
         raise UserError(f"position_biased_input is {shorten(has_table)}: set it to true or false")
     return {
-        "layer_norm_eps": content.get("layer_norm_eps", 1e-7),
         "pooler_act": content.get("pooler_hidden_act", "gelu"),
         "disentangled_products": PRODUCTS[kinds],
         "position_table": has_table,
@@ -179,6 +178,7 @@ DEBERTA = Family(
     "errors.",
     prefix="deberta",
     classes=class_names("DebertaV2"),
+    defaults={"layer_norm_eps": 1e-7},
     names=Names(
         {
             **NAMES,

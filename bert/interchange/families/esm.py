@@ -34,7 +34,6 @@ def _read_config(content: dict[str, Any]) -> dict[str, Any]:
     values = {
         "token_dropout_id": ids["mask_token_id"] if has_dropout else None,
         "embedding_norm": bool(content.get("emb_layer_norm_before")),
-        "layer_norm_eps": content.get("layer_norm_eps", 1e-12),
     }
     if kind == "rotary":
         return {**values, **llama.read_rotary(content), "position_embedding_type": "rotary"}

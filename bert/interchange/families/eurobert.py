@@ -27,9 +27,6 @@ def _read_config(content: dict[str, Any]) -> dict[str, Any]:
         **llama.read_biases(content, use_bias=True),
         "prediction_bias": llama.read_flag(content, "mlp_bias"),
         "pooler_input": next(kind for kind, name in POOLING.items() if name == pooling),
-        "layer_norm_eps": content.get("rms_norm_eps", 1e-5),
-        "attention_probs_dropout_prob": content.get("attention_dropout", 0.0),
-        "hidden_dropout_prob": 0.0,
     }
 
 
@@ -72,6 +69,7 @@ EUROBERT = Family(
         },
     ),
     keys=llama.KEYS,
+    defaults={**base.NO_DROPOUT, "layer_norm_eps": 1e-5},
     limits={
         **llama.LAYER_LIMITS,
         "causal": Limit(False, "its tokens attend to the whole row"),

@@ -28,7 +28,6 @@ def _read_config(content: dict[str, Any]) -> dict[str, Any]:
     return {
         **GPT2.initial,
         "intermediate_size": 4 * width if inner is None else inner,
-        "layer_norm_eps": content.get("layer_norm_epsilon", 1e-5),
     }
 
 
@@ -87,6 +86,7 @@ GPT2 = Family(
         "initializer_range": "initializer_range",
         "layer_norm_eps": "layer_norm_epsilon",
     },
+    defaults={"layer_norm_eps": 1e-5},
     limits={
         **base.CLASSIC_LIMITS,
         "causal": Limit(True, "its tokens attend to those before them"),

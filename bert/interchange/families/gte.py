@@ -93,7 +93,7 @@ def published_as_jina(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_jina(content: dict[str, Any]) -> dict[str, Any]:
-    return {**llama.read_rotary(content, JINA_BASE), "layer_norm_eps": content.get("layer_norm_eps", 1e-5)}
+    return llama.read_rotary(content, JINA_BASE)
 
 
 def _write_config(config: ModelConfig, special: SpecialTokenIds) -> dict[str, Any]:
@@ -144,6 +144,7 @@ GTE = Family(
         "gated_feed_forward": Limit(True, "its feed-forward layers are gated"),
         "intermediate_bias": Limit(False, "the first layers of its feed-forward network have no biases"),
     },
+    defaults={"attention_probs_dropout_prob": 0.0},
     prediction_act="gelu",
     constants=r"(^|\.)(rotary_emb\.|embeddings\.position_ids$)|inv_freq$",
     has_form=lambda config, architecture: (
@@ -201,6 +202,7 @@ JINA_V3 = Family(
         heads=ROBERTA.names.heads,
     ),
     decoder_bias=ROBERTA.decoder_bias,
+    defaults={"layer_norm_eps": 1e-5},
     limits=LIMITS,
     prediction_act="gelu",
     pooler_dropout=True,

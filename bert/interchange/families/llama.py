@@ -147,9 +147,6 @@ def read_config(content: dict[str, Any]) -> dict[str, Any]:
         **read_heads(content),
         **read_rotary(content),
         **read_biases(content, use_bias=False),
-        "layer_norm_eps": content.get("rms_norm_eps", 1e-6),
-        "attention_probs_dropout_prob": content.get("attention_dropout", 0.0),
-        "hidden_dropout_prob": 0.0,
     }
 
 
@@ -217,6 +214,9 @@ KEYS = {
     "layer_norm_eps": "rms_norm_eps",
 }
 
+DEFAULTS = {**base.NO_DROPOUT, "layer_norm_eps": 1e-6}
+"""Values of optional settings that config.json lacks."""
+
 LLAMA = Family(
     model_type="llama",
     title="Llama",
@@ -237,6 +237,7 @@ LLAMA = Family(
         heads={"BertForQuestionAnswering": layer_names("transformer")},
     ),
     keys=KEYS,
+    defaults=DEFAULTS,
     limits={
         **LAYER_LIMITS,
         "causal": Limit(True, "its tokens attend to those before them"),

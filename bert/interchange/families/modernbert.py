@@ -49,9 +49,6 @@ def _read_config(content: dict[str, Any]) -> dict[str, Any]:
         "use_bias": _flag(content, "attention_bias", False),
         "norm_bias": _flag(content, "norm_bias", False),
         "prediction_bias": _flag(content, "decoder_bias", True),
-        "hidden_dropout_prob": content.get("embedding_dropout", 0.0),
-        "attention_probs_dropout_prob": content.get("attention_dropout", 0.0),
-        "layer_norm_eps": content.get("norm_eps", 1e-5),
         "pooler_input": next(kind for kind, name in POOLING.items() if name == pooling),
         "attention_window": window,
         "global_attention_every": every,
@@ -207,6 +204,7 @@ MODERNBERT = Family(
         "initializer_range": "initializer_range",
         "layer_norm_eps": "norm_eps",
     },
+    defaults={**base.NO_DROPOUT, "layer_norm_eps": 1e-5},
     limits={
         **base.SEPARATE_LAYERS,
         **base.PLAIN_ATTENTION,

@@ -24,9 +24,6 @@ def _read_config(content: dict[str, Any]) -> dict[str, Any]:
     gated = int(2 * content["intermediate_size"] / 3)
     return {
         "intermediate_size": -(-gated // 8) * 8,  # as in the published code: rounded up to a multiple of 8
-        "layer_norm_eps": content.get("norm_eps", 1e-6),
-        "hidden_dropout_prob": 0.0,
-        "attention_probs_dropout_prob": 0.0,
     }
 
 
@@ -80,6 +77,7 @@ NEOBERT = Family(
         "max_position_embeddings": "max_length",
         "layer_norm_eps": "norm_eps",
     },
+    defaults=llama.DEFAULTS,
     limits={
         **llama.LAYER_LIMITS,
         **{key: Limit(None, "its layers have no biases") for key in BIASES},

@@ -118,6 +118,7 @@ NOMIC_BERT = Family(
         }
     ),
     decoder_bias="cls.predictions.decoder.bias",
+    defaults=base.NO_DROPOUT,
     limits={
         **{
             key: limit

@@ -127,11 +127,6 @@ ROBERTA_PRELAYERNORM = dataclasses.replace(
 
 XL_LAYER = "roberta.encoder.layer.{}"
 
-
-def _read_xl(content: dict[str, Any]) -> dict[str, Any]:
-    return {**_read_config(content), "layer_norm_eps": content.get("layer_norm_eps", 1e-5)}
-
-
 XLM_ROBERTA_XL = dataclasses.replace(
     ROBERTA_PRELAYERNORM,
     model_type="xlm-roberta-xl",
@@ -152,7 +147,7 @@ XLM_ROBERTA_XL = dataclasses.replace(
         heads=ROBERTA.names.heads,
     ),
     limits={**ROBERTA_PRELAYERNORM.limits, "embedding_norm": Limit(False, "its embeddings have no LayerNorm")},
-    read_config=_read_xl,
+    defaults={"layer_norm_eps": 1e-5},
     has_form=lambda config, architecture: (
         config.pre_layer_norm
         and not config.embedding_norm

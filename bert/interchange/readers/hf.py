@@ -22,6 +22,7 @@ from bert.errors import UserError, WarningText, require, shorten
 from bert.files import read_json_object
 from bert.interchange.bundle import ModelBundle, read_label_thresholds, read_long_texts, read_task_settings
 from bert.interchange.families import FAMILIES, Family, family_of_classes, family_of_type
+from bert.interchange.families.base import OPTIONAL
 from bert.interchange.families.gte import published_as_jina
 from bert.interchange.generation_files import read_decoding, read_target_tokenizer, warn_unread_decoding
 from bert.interchange.names import ARCHITECTURES_WITH_LABELS, check_layers
@@ -69,9 +70,6 @@ ACTIVATIONS = {
     "tanh": "tanh",
 }
 """Maps Hugging Face's ``hidden_act`` to this package's names."""
-
-OPTIONAL = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range", "layer_norm_eps")
-"""Fields of `ModelConfig` that are optional in config.json."""
 
 SETTINGS_READ = {"is_decoder": False, "add_cross_attention": False}
 """Settings with a single supported value in all families."""
@@ -355,6 +353,7 @@ def _model_config(content: dict[str, Any], family: Family, file: Path) -> ModelC
     values = {
         **{key: limit.value for key, limit in family.limits.items()},
         "pooler_dropout": family.pooler_dropout,
+        **family.defaults,
         **values,
         "tie_word_embeddings": tied,
     }
