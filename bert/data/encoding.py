@@ -103,6 +103,15 @@ def row_template(tokenizer: Tokenizer, pair: bool = False) -> RowTemplate:
     )
 
 
+def language_model_prefix(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Returns the tokens that a tokenizer of a causal language model puts before a text, such as Llama's BOS.
+
+    The first token of rows that also have a last one, such as [CLS], is not meant for a text that is continued.
+    """
+    template = row_template(tokenizer)
+    return () if template.suffix else template.prefix
+
+
 def post_processor(tokenizer: Tokenizer) -> PostProcessor:
     """Returns the tokenizer's post-processor, or BERT's or RoBERTa's, depending on its special tokens."""
     from tokenizers.processors import BertProcessing, RobertaProcessing

@@ -144,7 +144,7 @@ def sample(
             lengths=lengths,
             scores=jnp.where(state.done, state.scores, state.scores + chosen),
             done=state.done
-            | (tokens == decoding.end)
+            | decoding.is_end(tokens)
             | (lengths >= prompts.limits)
             | _stopped(stop, written[:, None], state.position + 1)[:, 0],
             cache=cache,
@@ -179,7 +179,8 @@ def beam_search(
 ) -> Decoded:
     """Returns the ``beams`` best continuations found by beam search, equal to transformers' ``generate``.
 
-    Of the 2K best candidates, the K best that do not end are continued. Candidates among the K best that end, or reach
+    Of the C best candidates, the K best that do not end are continued. C is 2K or, with E end tokens, (1 + E)K.
+    Candidates among the K best that end, or reach
     the limit, compete with the finished hypotheses. A row is done when its best unfinished hypothesis is no better than
     the worst finished one at the same length. With early stopping, it is done when K hypotheses are finished.
 
@@ -193,6 +194,7 @@ def beam_search(
     row = jnp.arange(rows)[:, None]
     cache = _reorder(cache, jnp.repeat(row[:, 0], beams), rows)
     limits = jnp.asarray(prompts.limits)
+    candidates = max(2, 1 + len(decoding.end)) * beams
 
     def advance(state: _Beams) -> _Beams:
         before = jax.lax.dynamic_slice_in_dim(state.live, jnp.maximum(state.position - 1, 0), 1, axis=2).reshape(-1)
@@ -201,14 +203,14 @@ def beam_search(
         )
         total = jax.nn.logsumexp(logits, axis=-1)
         logits = context.control(logits, state.live.reshape(-1, max_tokens), state.position, decoding, total)
-        sums, beam, token = _best_candidates(state.sums, logits, total)
+        sums, beam, token = _best_candidates(state.sums, logits, total, candidates)
         live = _write(state.live[row, beam], token, state.position)
         count = state.position + 1
         at_limit = (count >= limits)[:, None]
-        ends = (token == decoding.end) | at_limit | _stopped(stop, live, count)
+        ends = decoding.is_end(token) | at_limit | _stopped(stop, live, count)
         kept, continuing = jax.lax.top_k(jnp.where(ends, -jnp.inf, sums), beams)
         norm = _length_norm(count, decoding)
-        ending = ends & (jnp.arange(2 * beams) < beams) & state.open[:, None]
+        ending = ends & (jnp.arange(candidates) < beams) & state.open[:, None]
         ended = _best_ended(state.ended, live, count, jnp.where(ending, sums / norm, -jnp.inf))
         full = jnp.isfinite(ended.scores).all(1)
         better = kept[:, 0] / norm > ended.scores.min(1)
@@ -253,17 +255,17 @@ def _stopped(stop: Stop | None, tokens: Int[Array, "B C M"], count: Int[Array, "
 
 
 def _best_candidates(
-    sums: Float[Array, "B K"], logits: Float[Array, "R V"], total: Float[Array, "R"]
+    sums: Float[Array, "B K"], logits: Float[Array, "R V"], total: Float[Array, "R"], number: int
 ) -> tuple[Float[Array, "B C"], Int[Array, "B C"], Int[Array, "B C"]]:
-    """Returns the 2K best continuations of each row: sums of log-probabilities, hypotheses and tokens.
+    """Returns the C = ``number`` best continuations of each row: sums of log-probabilities, hypotheses and tokens.
 
     Log-probabilities are logits minus ``total``.
     """
     rows, beams = sums.shape
-    best, tokens = jax.lax.top_k(logits, min(2 * beams, logits.shape[-1]))  # per beam first, so that less is sorted
+    best, tokens = jax.lax.top_k(logits, min(number, logits.shape[-1]))  # per beam first, so that less is sorted
     best = (best - total[:, None]).reshape(rows, beams, -1) + sums[:, :, None]
     width = best.shape[-1]
-    best, candidates = jax.lax.top_k(best.reshape(rows, -1), 2 * beams)
+    best, candidates = jax.lax.top_k(best.reshape(rows, -1), number)
     tokens = jnp.take_along_axis(tokens.reshape(rows, -1), candidates, axis=1)
     return best, candidates // width, tokens
 

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from bert.config import Decoding, ModelConfig
 from bert.data.batching import bucket_length, evaluation_batches
-from bert.data.encoding import plain_ids, target_boundaries, tokenize
+from bert.data.encoding import language_model_prefix, plain_ids, target_boundaries, tokenize
 from bert.data.inputs import check_count, shown
 from bert.data.rows import TokenRows
 from bert.errors import UserError
@@ -69,16 +69,17 @@ class DecodingLoop:
         run: Callable[..., Decoded],
         config: ModelConfig,
         params: dict[str, Any],
-        end: int,
+        ends: Sequence[int],
         decode: Callable[[list[int]], str],
     ) -> None:
         """
         Args:
             run: maps parameters, `Inputs`, keys [B, 2], decoding settings, number of new tokens, number of beams and
                 the detector of stop texts to results. The last three are static.
+            ends: ids of the tokens that end a text.
         """
         self.compiled = jax.jit(run, static_argnums=(4, 5, 6))
-        self._config, self._params, self._end, self._text = config, params, end, decode
+        self._config, self._params, self._ends, self._text = config, params, tuple(ends), decode
 
     def __call__(
         self,
@@ -103,7 +104,7 @@ class DecodingLoop:
         samples = decoding.num_samples if decoding.beams == 1 else 1
         results: list[list[Continuation]] = [[] for _ in lengths]
         stop = StopTexts(tuple(decoding.stop), self._text) if decoding.stop else None
-        settings = DecodingArrays.make(decoding, self._end)
+        settings = DecodingArrays.make(decoding, *self._ends)
         row_lengths = np.repeat(lengths, samples)
         size = min(batch_size, 1 << max(len(row_lengths) - 1, 0).bit_length())
         for rows in evaluation_batches(row_lengths, size):
@@ -125,7 +126,7 @@ class DecodingLoop:
         return results
 
     def _continuation(self, prefix: list[int], new: np.ndarray, score: float, stop: StopTexts | None) -> Continuation:
-        ended = bool(len(new)) and bool(new[-1] == self._end)
+        ended = bool(len(new)) and int(new[-1]) in self._ends
         ids = new[: len(new) - ended].tolist()
         text = self._text([*prefix, *ids])[len(self._text(prefix)) :]
         before_stop = None if stop is None else stop.cut(text)
@@ -144,12 +145,18 @@ class TextGenerator:
         tokenizer: Tokenizer,
         source: str,
         dtype: DTypeLike = jnp.float32,
+        end_ids: Sequence[int] = (),
     ) -> None:
+        """
+        Args:
+            end_ids: ids of the tokens that end a text; () for the tokenizer's end token.
+        """
         self._config, self._tokenizer, self._source = config, tokenizer, source
         self._model = BertForCausalLM(config, dtype)
         self._end = special_ids(tokenizer).end
         text = partial(decode, tokenizer, skip_special_tokens=False)
-        self.loop = DecodingLoop(self._run, config, params, self._end, text)
+        self._prefix = language_model_prefix(tokenizer)
+        self.loop = DecodingLoop(self._run, config, params, end_ids or (self._end,), text)
 
     def __call__(
         self, texts: Sequence[str], decoding: Decoding, batch_size: int, numbers: Sequence[int]
@@ -161,7 +168,8 @@ class TextGenerator:
         Raises:
             UserError: a prompt leaves no room for a new token.
         """
-        prompts = [ids if len(ids) else np.array([self._end]) for ids in plain_ids(self._tokenizer, texts)]
+        plain = (np.array([*self._prefix, *ids], np.int32) for ids in plain_ids(self._tokenizer, texts))
+        prompts = [ids if len(ids) else np.array([self._end]) for ids in plain]
         positions = self._config.max_position_embeddings
         for text, prompt in zip(texts, prompts, strict=True):
             if len(prompt) >= positions:
@@ -293,7 +301,7 @@ class SequenceGenerator:
             arrays, max_tokens, beams, stop = settings
             return decode_targets(model, params, (ids, mask), limits, keys, arrays, start, max_tokens, beams, stop)
 
-        self.loop = DecodingLoop(run, config, params, end, partial(detokenize, target_tokenizer))
+        self.loop = DecodingLoop(run, config, params, [end], partial(detokenize, target_tokenizer))
 
     def __call__(
         self, texts: Sequence[str], decoding: Decoding, batch_size: int, numbers: Sequence[int]

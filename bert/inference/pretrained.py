@@ -389,7 +389,7 @@ class Pretrained(ModelBundle):
         if self.architecture == ENCODER_DECODER:
             return self._sequence_generator
         arguments = (self.config, self._device_params, self.tokenizer, self.source, self._jax_dtype)
-        return TextGenerator(*arguments)
+        return TextGenerator(*arguments, self.end_ids)
 
     @cached_property
     def _sequence_generator(self) -> SequenceGenerator:

@@ -23,7 +23,7 @@ BLOCK = 256
 
 
 class DecodingArrays(struct.PyTreeNode):
-    """`Decoding` as scalar arrays; ``end`` is the id of the end token."""
+    """`Decoding` as scalar arrays, and the ids of the end tokens, [E]."""
 
     __no_type_check__ = True  # jax.tree.map may put any object into a field
 
@@ -40,8 +40,8 @@ class DecodingArrays(struct.PyTreeNode):
     min_tokens: Array
 
     @classmethod
-    def make(cls, decoding: Decoding, end: int) -> DecodingArrays:
-        """Converts the settings."""
+    def make(cls, decoding: Decoding, *end: int) -> DecodingArrays:
+        """Converts the settings. ``end`` are the ids of the end tokens."""
         return cls(
             end=jnp.asarray(end, jnp.int32),
             temperature=jnp.asarray(decoding.temperature, jnp.float32),
@@ -55,6 +55,10 @@ class DecodingArrays(struct.PyTreeNode):
             no_repeat_ngram_size=jnp.asarray(decoding.no_repeat_ngram_size, jnp.int32),
             min_tokens=jnp.asarray(decoding.min_tokens, jnp.int32),
         )
+
+    def is_end(self, tokens: Int[Array, "..."]) -> Bool[Array, "..."]:
+        """Returns which tokens are end tokens."""
+        return (tokens[..., None] == self.end).any(-1)
 
 
 def control_logits(
@@ -98,7 +102,7 @@ def control_logits(
 
     logits = jax.lax.cond(decoding.repetition_penalty != 1, penalize, lambda x: x, logits)
     logits = jax.lax.cond(decoding.no_repeat_ngram_size > 0, without_repeats, lambda x: x, logits)
-    is_early = (position < decoding.min_tokens) & (jnp.arange(logits.shape[-1]) == decoding.end)
+    is_early = (position < decoding.min_tokens) & decoding.is_end(jnp.arange(logits.shape[-1]))
     return jnp.where(is_early, -jnp.inf, logits)
 
 

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from bert.config import ModelConfig
 from bert.data.batching import bucket_length
-from bert.data.encoding import plain_ids
+from bert.data.encoding import language_model_prefix, plain_ids
 from bert.inference.forward import BUCKETS, check_finite, check_inputs
 from bert.inference.scoring import TextScore
 from bert.model.array_types import Array
@@ -49,7 +49,9 @@ class TextScorer:
         self._model = BertForCausalLM(config, dtype)
 
     def __call__(self, texts: Sequence[str], stride: int, batch_size: int) -> list[TextScore]:
-        """Returns the score of each text. Every token is predicted once, the first one after the end token.
+        """Returns the score of each text. Every token is predicted once.
+
+        The first one follows the BOS token if the tokenizer adds one (`language_model_prefix`), or the end token.
 
         Special tokens in texts are read as ordinary characters.
 
@@ -58,8 +60,9 @@ class TextScorer:
                 least positions - ``stride`` tokens of context, if the text is long enough. With segment recurrence,
                 windows do not overlap, and each token has at least ``model.memory_length`` tokens of context.
         """
-        end = special_ids(self._tokenizer).end
-        ids = [np.append(np.int32(end), text) for text in plain_ids(self._tokenizer, texts, literal=True)]
+        start = language_model_prefix(self._tokenizer) or (special_ids(self._tokenizer).end,)
+        before = np.array(start[-1:], np.int32)
+        ids = [np.append(before, text) for text in plain_ids(self._tokenizer, texts, literal=True)]
         sums = np.zeros(len(texts))
         read = self._read_windows if self._config.memory_length is None else self._read_segments
         for window, log_probabilities in read(ids, stride, batch_size):

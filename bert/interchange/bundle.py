@@ -51,6 +51,8 @@ class ModelBundle:
         default_route: role of texts without a role, for models with a ``query_model``; None: it must be given.
         target_tokenizer: target vocabulary of an encoder-decoder; None if it is ``tokenizer``.
         decoding: generation settings with which the model was evaluated or published; None if there are none.
+        end_ids: for causal language models, ids of the tokens that end a generated text; () for the tokenizer's end
+            token.
         source: folder or hub name from which the model was read.
         step: step of the run's checkpoint; None if the model does not come from a run.
         dtype: type of the computation; parameters are float32.
@@ -76,6 +78,7 @@ class ModelBundle:
     default_route: Role | None = DOCUMENT
     target_tokenizer: Tokenizer | None = None
     decoding: Decoding | None = None
+    end_ids: tuple[int, ...] = ()
     source: str = ""
     step: int | None = None
     dtype: str = "float32"

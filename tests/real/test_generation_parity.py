@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 
 import bert
 from bert.inference.sampling import filter_logits
@@ -23,6 +26,7 @@ torch = pytest.importorskip("torch", reason="needs the extra `torch`")
 transformers = pytest.importorskip("transformers", reason="needs the extra `torch`")
 
 MOST = 14
+BOS = TOKENIZER.token_to_id("x")
 PROMPTS = [
     "the",
     "a dog ran to the cat",
@@ -235,6 +239,41 @@ def test_the_score_is_their_loss(both) -> None:
         loss = both[0](torch.tensor([ids]), labels=torch.tensor([ids])).loss.item()
     score = both[1].score(text)
     assert -score.log_probability / score.num_tokens == pytest.approx(loss, abs=1e-4)
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_a_bos_token_and_several_end_tokens_are_theirs(beams: int, tmp_path: Path) -> None:
+    """The tokenizer puts a token before each text, like Llama's, and generation_config.json lists four end tokens."""
+    reference, plain = make_pair(2.0, tmp_path)
+    tokenizer = Tokenizer.from_str(TOKENIZER.to_str())
+    start = TOKENIZER.id_to_token(BOS)
+    tokenizer.post_processor = TemplateProcessing(single=f"{start} $A", special_tokens=[(start, BOS)])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    tokens = Counter(
+        token for found in plain.generate(PROMPTS, max_tokens=MOST, details=True) for token in found.token_ids
+    )
+    ends = [END, *(token for token, _ in tokens.most_common(3))]
+    reference.generation_config.eos_token_id = ends
+    reference.generation_config.save_pretrained(tmp_path)
+    model, many = bert.load(tmp_path), {"num_beams": beams, "num_return_sequences": beams} if beams > 1 else {}
+    assert model.end_ids == tuple(ends)
+    seen = set()
+    for prompt in PROMPTS[:8]:
+        ids = torch.tensor([tokenizer.encode(prompt).ids])
+        out = reference.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=MOST, do_sample=False, **many)
+        ours = model.generate(prompt, max_tokens=MOST, details=True, beams=beams, num_samples=beams)
+        for row, found in zip(out[:, ids.shape[1] :].tolist(), ours if beams > 1 else [ours], strict=True):
+            end = next((place for place, token in enumerate(row) if token in ends), len(row))
+            assert row[:end] == list(found.token_ids) and found.ended == (end < len(row))
+            seen.add(row[end] if end < len(row) else None)
+    assert len(seen) > 2
+    with torch.no_grad():
+        ids = torch.tensor([tokenizer.encode("the cat sat").ids])
+        loss = reference(ids, labels=ids).loss.item()
+    score = model.score("the cat sat")
+    assert -score.log_probability / score.num_tokens == pytest.approx(loss, abs=1e-4)
+    model.save(tmp_path / "ours")
+    assert bert.load(tmp_path / "ours").end_ids == tuple(ends)
 
 
 def test_the_export_of_a_run_continues_the_same_texts(tmp_path: Path) -> None:

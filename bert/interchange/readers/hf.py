@@ -24,7 +24,7 @@ from bert.interchange.bundle import ModelBundle, read_label_thresholds, read_lon
 from bert.interchange.families import FAMILIES, Family, family_of_classes, family_of_type
 from bert.interchange.families.base import OPTIONAL
 from bert.interchange.families.gte import published_as_jina
-from bert.interchange.generation_files import read_decoding, read_target_tokenizer, warn_unread_decoding
+from bert.interchange.generation_files import read_decoding, read_end_ids, read_target_tokenizer, warn_unread_decoding
 from bert.interchange.names import ARCHITECTURES_WITH_LABELS, check_layers
 from bert.interchange.readers.peft import is_adapter, read_adapter, tokenizer_folder
 from bert.interchange.sentence_transformers import late_interaction
@@ -128,9 +128,10 @@ def read_hf_model(
     tokenizer = _tokenizer(texts, folder, config, family, log)
     if pooling is not None and pooling.has_token_vectors:
         pooling = late_interaction.fit_to_tokenizer(pooling, tokenizer, config, root, texts, log)
-    target_tokenizer, decoding = None, None
+    target_tokenizer, decoding, end_ids = None, None, ()
     if architecture == "BertForCausalLM":
         warn_unread_decoding(folder, log)
+        end_ids = read_end_ids(folder, tokenizer)
     if names.has_decoder(architecture):
         target_tokenizer = read_target_tokenizer(folder, config)
         decoding = read_decoding(folder, target_tokenizer or tokenizer, log)
@@ -185,6 +186,7 @@ def read_hf_model(
         long_texts=read_long_texts(content, file),
         target_tokenizer=target_tokenizer,
         decoding=decoding,
+        end_ids=end_ids,
         **task_settings,
     )
 
