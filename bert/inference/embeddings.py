@@ -89,8 +89,9 @@ def embed(
             [prefix], _ = _texts_to_pool(model, [start])
             prefix_ids = model._features([prefix], pooling.max_length).ids
             count = len(prefix_ids) - bool(row_template(model.tokenizer, pair=False).suffix)
-            skipped = np.array([count * isinstance(text, str) for text in texts], int)
-        texts = [start + text if isinstance(text, str) else text for text in texts]
+            skipped = np.full(len(texts), count)
+        read = [as_text_or_pair(text, index) for index, text in enumerate(texts, 1)]
+        texts = [start + text if isinstance(text, str) else (start + text[0], text[1]) for text in read]
     rows, pooling = _texts_to_pool(model, texts)
     data = with_long_texts(model.data, long_texts)
     if pooling.has_token_vectors:

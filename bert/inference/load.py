@@ -29,13 +29,12 @@ from bert.files import path_text, read_json_object
 from bert.inference.export import check_head
 from bert.inference.pretrained import Pretrained
 from bert.interchange import hub
-from bert.interchange.names import ARCHITECTURES_WITH_LABELS
+from bert.interchange.names import ARCHITECTURES_WITH_LABELS, TASKS
 from bert.interchange.readers import google, hf
 from bert.interchange.readers.peft import is_adapter, tokenizer_folder
 from bert.interchange.sentence_transformers.reader import IDENTITY, encoder_folder, find_router, is_static
 from bert.interchange.sentence_transformers.routes import DOCUMENT
 from bert.interchange.stored_params import StoredParams
-from bert.interchange.task_adapters import TASKS
 from bert.interchange.tensor_files import weight_files
 from bert.interchange.weights_records import WeightsRecord, content_key, read_record, write_record
 from bert.model.late_interaction import Role

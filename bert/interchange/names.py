@@ -33,6 +33,9 @@ from bert.model.names import (
 ARCHITECTURES_WITH_LABELS = ("BertForSequenceClassification", "BertForTokenClassification")
 """Architectures with one output per label."""
 
+TASKS = "lora_adaptations"
+"""Key of config.json: names of tasks with adapters (`bert.interchange.task_adapters`)."""
+
 EMBEDDING = "sentence_embedding"
 """Vector of a sentence encoder, as sentence-transformers names it: in its modules, and as the output of a graph."""
 

@@ -14,13 +14,13 @@ import numpy as np
 from bert.config import ModelConfig
 from bert.errors import UserError, WarningText, shorten
 from bert.interchange.families import Family
-from bert.interchange.names import Tensor
+from bert.interchange.names import TASKS, Tensor
 from bert.interchange.readers import peft
 from bert.interchange.tensor_files import write_tensors
 from bert.model.parameters import Params, arrays_by_path
 
-TASKS, PROMPTS = "lora_adaptations", "task_instructions"
-"""Keys of config.json: the names of the tasks, and the prompt of each."""
+PROMPTS = "task_instructions"
+"""Key of config.json: the prompt of each of the tasks in `TASKS`."""
 
 TASK_OF_PROMPT = {"query": "retrieval.query", "document": "retrieval.passage"}
 """Tasks whose adapters are used for queries and documents."""

@@ -140,6 +140,12 @@ def set_truncation_side(tokenizer: Tokenizer, side: str) -> None:
         tokenizer.no_truncation()
 
 
+def read_model_max_length(folder: Path) -> int | None:
+    """Returns the maximum number of tokens of a row in tokenizer_config.json; None if there is none."""
+    limit = read_object(folder / SETTINGS).get("model_max_length")
+    return limit if type(limit) is int and limit >= 1 else None
+
+
 def read_settings(folder: Path) -> TokenizerSettings:
     """Returns the settings of a folder. Raises UserError for malformed files."""
     content = read_object(folder / SETTINGS)

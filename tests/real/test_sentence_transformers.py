@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 import bert
-from bert.config import EmbeddingConfig
+from bert.config import EmbeddingConfig, TaskDataConfig
+from bert.errors import UserError
 from bert.training.finetuning.ranking_losses import embedding_loss
 from tests.real.family_cases import CASES
 from tests.real.hf_models import drawn, torch, transformers
@@ -25,6 +26,10 @@ pytestmark = pytest.mark.real
 @pytest.fixture(scope="module")
 def library() -> Any:
     return pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+
+
+def set_keys(file: Path, **values: Any) -> None:
+    file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
 
 
 TEXTS = [
@@ -239,11 +244,65 @@ def test_an_exported_cross_encoder_ranks_alike(library: Any, shared: Path, tmp_p
 
 def test_a_cross_encoder_has_the_same_scores(library: Any, shared: Path, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    theirs = library.CrossEncoder(str(shared / "models" / "all-MiniLM-L6-v2"), num_labels=1, device="cpu")
+    model = str(shared / "models" / "all-MiniLM-L6-v2")
+    theirs = library.CrossEncoder(model, num_labels=1, device="cpu", max_length=8, prompts={"query": "digits"})
     theirs.save_pretrained(str(tmp_path / "out"))
-    pairs = [("number 3", text) for text in TEXTS]
-    ours = [answer.score for answer in bert.load(tmp_path / "out").predict(pairs)]
-    np.testing.assert_allclose(ours, theirs.predict(pairs), atol=1e-5)
+    pairs = [("number 3", text) for text in (*TEXTS, "the house of the day is far away from the sea")]
+    log: list[str] = []
+
+    def check() -> None:
+        model = bert.load(tmp_path / "out", log.append)
+        theirs = library.CrossEncoder(str(tmp_path / "out"), device="cpu")
+        np.testing.assert_allclose([answer.score for answer in model.predict(pairs)], theirs.predict(pairs), atol=1e-5)
+
+    check()
+    whole = [answer.score for answer in bert.load(tmp_path / "out").replace(data=TaskDataConfig()).predict(pairs)]
+    assert abs(whole[-1] - theirs.predict(pairs)[-1]) > 1e-3, "the last pair is cut"
+    assert not any("not applied" in line for line in log)
+    bert.load(tmp_path / "out").save(tmp_path / "again")
+    np.testing.assert_allclose(
+        library.CrossEncoder(str(tmp_path / "again")).predict(pairs), theirs.predict(pairs), atol=1e-5
+    )
+    set_keys(tmp_path / "out/sentence_bert_config.json", max_seq_length=11, do_lower_case=True)
+    check()
+    set_keys(tmp_path / "out/config_sentence_transformers.json", default_prompt_name="query")
+    bert.load(tmp_path / "out", log.append)
+    assert any("do_lower_case is true, which is not applied" in line for line in log)
+    assert any("the prompt query is not applied: put it before the first text of a pair" in line for line in log)
+    modules = json.loads((tmp_path / "out/modules.json").read_text())
+    score = {
+        "idx": 1,
+        "name": "1",
+        "path": "1_LogitScore",
+        "type": "sentence_transformers.cross_encoder.modules.LogitScore",
+    }
+    (tmp_path / "out/modules.json").write_text(json.dumps([*modules, score]))
+    with pytest.raises(UserError, match="lists Transformer, LogitScore: a cross-encoder needs Transformer alone"):
+        bert.load(tmp_path / "out")
+
+
+@pytest.mark.parametrize("include", [True, False])
+def test_a_default_prompt_precedes_the_first_text_of_a_pair(
+    include: bool, library: Any, shared: Path, tmp_path: Path
+) -> None:
+    prompts = {"query": "question: ", "passage": "passage: ", "Clustering": "cluster: "}
+    theirs = library.SentenceTransformer(
+        str(shared / "models" / "all-MiniLM-L6-v2"), device="cpu", prompts=prompts, default_prompt_name="query"
+    )
+    theirs.set_pooling_include_prompt(include)
+    theirs.save_pretrained(str(tmp_path / "out"))
+    log: list[str] = []
+    model = bert.load(tmp_path / "out", log.append)
+    texts = [("number 3", "a house"), ("a", "the digits 3"), *TEXTS]
+    np.testing.assert_allclose(model.embed(texts), np.stack([theirs.encode([text])[0] for text in texts]), atol=1e-5)
+    assert any("the prompts Clustering, passage are not applied: put them before your texts" in line for line in log)
+    set_keys(tmp_path / "out/config_sentence_transformers.json", prompts=prompts)
+    model = bert.load(tmp_path / "out", log.append)
+    assert any("the prompts Clustering are not applied" in line for line in log)
+    assert any("the prompt passage is used for documents, unlike in sentence-transformers" in line for line in log)
+    np.testing.assert_allclose(
+        model.embed(TEXTS, prompt="document"), theirs.encode(TEXTS, prompt_name="passage"), atol=1e-5
+    )
 
 
 def test_a_folder_of_an_mpnet(tmp_path: Path) -> None:

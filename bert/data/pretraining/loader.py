@@ -205,35 +205,40 @@ def held_out_batches(
     predictions: Predictions,
     batch_size: int,
     process: tuple[int, int] = (0, 1),
-    memory_length: int | None = None,
+    memory: tuple[int, int] | None = None,
 ) -> Iterator[Batch]:
     """Yields this host's rows of every held-out batch, with masks that depend only on the row's index.
 
     Empty rows of weight 0 complete the batches, so that all batches have one shape and every row counts once.
 
     Args:
-        memory_length: None for rows in the order of the file; otherwise each row continues the same row of the batch
-            before, as in `SegmentLoader`.
+        memory: None for rows in the order of the file; otherwise each row continues the same row of the batch before,
+            as in `SegmentLoader`. The maximum number of tokens in the memory of a row, and the number of rows before a
+            row on which its losses depend: so many batches, of weight 0, fill the memory before the first rows.
     """
-    own, count = host_slice(batch_size, process), -(-len(rows) // batch_size)
-    within, across = (batch_size, 1) if memory_length is None else (1, count)
-    for number in range(count):
+    own, count = host_slice(batch_size, process), num_held_out_batches(len(rows), batch_size)
+    within, across = (batch_size, 1) if memory is None else (1, count)
+    num_before = num_held_out_batches(len(rows), batch_size, memory) - count
+    for number in range(-num_before, count):
         chosen = number * within + np.arange(own.start, own.stop) * across
-        chosen = chosen[chosen < len(rows)]
-        some = chosen if len(chosen) else np.zeros(1, dtype=np.int64)
+        is_row = (chosen >= 0) & (chosen < len(rows))
+        some = np.where(is_row, chosen, 0)
         taken = rows.take(some)
         words = philox_uint64_of_rows((_HELD_OUT, 0), some, random_uint64s_per_row(predictions, taken))
         batch = masked_batch(taken, predictions, words, own.start)
-        if memory_length is not None:
-            batch[MEMORY_TOKENS] = _memory_tokens(rows, some, number, memory_length)
-        local = own.stop - own.start
-        if len(chosen) < local:
-            real, missing = slice(0, len(chosen)), local - len(chosen)
-            batch = {
-                name: np.concatenate([value[real], np.zeros((missing, *value.shape[1:]), value.dtype)])
-                for name, value in batch.items()
-            }
+        if memory is not None:
+            batch[MEMORY_TOKENS] = _memory_tokens(rows, some, number + num_before, memory[0])
+        for name, value in batch.items():
+            if name != "rows":
+                is_used = is_row & (number >= 0) if name.endswith("_weights") else is_row
+                batch[name] = value * is_used.reshape(-1, *[1] * (value.ndim - 1)).astype(value.dtype)
         yield batch
+
+
+def num_held_out_batches(num_rows: int, batch_size: int, memory: tuple[int, int] | None = None) -> int:
+    """Returns the number of `held_out_batches`."""
+    count = -(-num_rows // batch_size)
+    return count if memory is None else count + min(memory[1], (batch_size - 1) * count)
 
 
 def masked_batch(rows: dict[str, np.ndarray], predictions: Predictions, words: np.ndarray, first_row: int) -> Batch:

@@ -18,17 +18,24 @@ from tokenizers import Tokenizer
 
 from bert.config import ModelConfig
 from bert.config.model import MAX_SIZE
+from bert.data.long_texts import LongTexts
 from bert.errors import UserError, WarningText, require, shorten
 from bert.files import read_json_object
-from bert.interchange.bundle import ModelBundle, read_label_thresholds, read_long_texts, read_task_settings
+from bert.interchange.bundle import (
+    PAIR_CLASSIFIERS,
+    ModelBundle,
+    read_label_thresholds,
+    read_long_texts,
+    read_task_settings,
+)
 from bert.interchange.families import FAMILIES, Family, family_of_classes, family_of_type
 from bert.interchange.families.base import OPTIONAL
 from bert.interchange.families.gte import published_as_jina
 from bert.interchange.generation_files import read_decoding, read_end_ids, read_target_tokenizer, warn_unread_decoding
-from bert.interchange.names import ARCHITECTURES_WITH_LABELS, check_layers
+from bert.interchange.names import ARCHITECTURES_WITH_LABELS, TASKS, check_layers
 from bert.interchange.readers.peft import is_adapter, read_adapter, tokenizer_folder
 from bert.interchange.sentence_transformers import late_interaction
-from bert.interchange.sentence_transformers.cross_encoder import read_score_activation
+from bert.interchange.sentence_transformers.cross_encoder import read_max_length, read_score_activation
 from bert.interchange.sentence_transformers.reader import (
     encoder_folder,
     find_router,
@@ -39,7 +46,7 @@ from bert.interchange.sentence_transformers.reader import (
 from bert.interchange.sentence_transformers.routes import DOCUMENT
 from bert.interchange.sentence_transformers.static import read_static
 from bert.interchange.stored_params import StoredParams
-from bert.interchange.task_adapters import TASKS, TaskAdapter, read_task_adapters
+from bert.interchange.task_adapters import TaskAdapter, read_task_adapters
 from bert.interchange.tensor_files import FLOATS, read_tensors, weight_files
 from bert.interchange.weights_records import WeightsRecord
 from bert.metrics.tagging_schemes import is_span_tag
@@ -128,7 +135,8 @@ def read_hf_model(
     tokenizer = _tokenizer(texts, folder, config, family, log)
     if pooling is not None and pooling.has_token_vectors:
         pooling = late_interaction.fit_to_tokenizer(pooling, tokenizer, config, root, texts, log)
-    target_tokenizer, decoding, end_ids = None, None, ()
+    target_tokenizer, decoding = None, None
+    end_ids: tuple[int, ...] = ()
     if architecture == "BertForCausalLM":
         warn_unread_decoding(folder, log)
         end_ids = read_end_ids(folder, tokenizer)
@@ -161,7 +169,7 @@ def read_hf_model(
         log(WarningText(f"{file}: architectures is missing, and inferred to be {inferred} from the tensor names"))
     if missing := [part for part in names.parts_of(architecture, config) if part not in parts]:
         log(f"not in {weight_files(folder)[0]}, randomly initialized: {', '.join(missing)}")
-    activation = None
+    activation, long_texts = None, read_long_texts(content, file)
     if not parts & {names.CLASSIFIER, names.QA_OUTPUTS}:
         is_whole = architecture == "BertForMaskedLM" and not missing  # its head may have no parameters
         architecture = architecture if is_whole else names.pretraining_architecture(parts, config)
@@ -169,6 +177,10 @@ def read_hf_model(
         task_settings = {"classifier_dropout": task_settings["classifier_dropout"]}
     elif architecture == "BertForSequenceClassification":
         activation = read_score_activation(folder, content, len(labels), log)
+    if long_texts is None and architecture in PAIR_CLASSIFIERS:
+        length = read_max_length(folder, texts, log)
+        if length is not None and length < config.max_position_embeddings:
+            long_texts = LongTexts(length)
     if pooling is not None and pooling.is_lexical and architecture != "BertForMaskedLM":
         raise UserError(
             f"{root}: SpladePooling reads masked-LM logits, which {architecture} does not compute: use another model"
@@ -183,7 +195,7 @@ def read_hf_model(
         score_activation=activation,
         pooling=pooling,
         task_adapters=task_adapters,
-        long_texts=read_long_texts(content, file),
+        long_texts=long_texts,
         target_tokenizer=target_tokenizer,
         decoding=decoding,
         end_ids=end_ids,

@@ -14,7 +14,7 @@ from bert.config import ModelConfig
 from bert.config.options import TOKEN_POOLING
 from bert.errors import UserError, WarningText, shorten
 from bert.files import read_json, read_json_object
-from bert.interchange.names import EMBEDDING, TOKEN_EMBEDDINGS
+from bert.interchange.names import EMBEDDING, TASKS, TOKEN_EMBEDDINGS
 from bert.interchange.sentence_transformers import late_interaction
 from bert.interchange.sentence_transformers.names import (
     MULTI_VECTOR_MASK,
@@ -39,6 +39,7 @@ from bert.model.pooling import (
     Pooling,
     find_activation,
 )
+from bert.tokenizer.hf_settings import read_model_max_length
 
 KNOWN_SETTINGS = (
     *("model_type", "__version__", "requirements", "prompts", "default_prompt_name", "similarity_fn_name"),
@@ -47,11 +48,17 @@ KNOWN_SETTINGS = (
 """Keys of that file that are applied, have no effect, or have a separate message."""
 
 TEXT_SETTINGS_READ: dict[str, Any] = {
-    "module_output_name": TOKEN_EMBEDDINGS,
     "processing_kwargs": {},
     **dict.fromkeys(late_interaction.LENGTH_KEYS),
 }
 """Keys of `TEXT_SETTINGS` with a single supported value. The last ones are applied for an embedding per token."""
+
+TEXT_TASKS = {
+    "feature-extraction": ("last_hidden_state", TOKEN_EMBEDDINGS),
+    "fill-mask": ("logits", TOKEN_EMBEDDINGS),
+    "sequence-classification": ("logits", "scores"),
+}
+"""Values of ``transformer_task``, the output of transformers' model, and its name in sentence-transformers."""
 
 ORDER = re.compile(
     f"(Transformer Pooling|{STATIC_EMBEDDING})( Dense)*( Normalize)*|Transformer|(MLM)?Transformer SpladePooling"
@@ -118,8 +125,11 @@ def read_pooling(
     folder_of, content = dict(modules), late_interaction.read_prompts(folder)
     is_lexical, is_late = "SpladePooling" in folder_of, late_interaction.is_late(folder_of, content)
     texts_file = _find_text_settings(folder, route)
-    length, lowercase = (None, False) if texts_file is None else _text_settings(texts_file, is_lexical, is_late, log)
-    settings = _model_settings(folder / PROMPTS, content, is_lexical or TOKEN_TABLE in folder_of, is_late, log)
+    task, length, lowercase = "fill-mask" if is_lexical else "feature-extraction", None, False
+    if texts_file is not None:
+        length, lowercase = read_text_settings(texts_file, task, log, late_interaction.LENGTH_KEYS if is_late else ())
+    tasks = _declared_tasks(encoder_folder(folder, route))
+    settings = _model_settings(folder / PROMPTS, content, is_lexical or TOKEN_TABLE in folder_of, is_late, log, tasks)
     settings["mode"] = TOKEN_WEIGHTS if TOKEN_TABLE in folder_of else Pooling.mode
     settings["include_prompt"] = Pooling.include_prompt
     if "Pooling" in folder_of:
@@ -207,9 +217,15 @@ def _listed_modules(folder: Path) -> list[tuple[str, Path]]:
     modules = read_json(file)
     if not isinstance(modules, list) or not modules or not all(isinstance(module, dict) for module in modules):
         raise UserError(f"{file} is not a list of modules: copy it again")
-    if late_interaction.read_prompts(folder).get("model_type") == "CrossEncoder":
-        return []
-    return [(class_name(module.get("type", "")), _inside(file, module.get("path", ""))) for module in modules]
+    listed = [(class_name(module.get("type", "")), _inside(file, module.get("path", ""))) for module in modules]
+    if not late_interaction.is_cross_encoder(folder):
+        return listed
+    if listed != [("Transformer", folder)]:
+        raise UserError(
+            f"{file} lists {', '.join(name for name, _ in listed)}: a cross-encoder needs Transformer alone, in "
+            "the same folder: use another model"
+        )
+    return []
 
 
 def fit_to_model(
@@ -231,9 +247,8 @@ def fit_to_model(
             )
         width = layer.out_features
     if pooling.max_length is None:
-        file = folder / "tokenizer_config.json"
-        limit = read_json_object(file).get("model_max_length") if file.is_file() else None
-        if isinstance(limit, int) and late_interaction.is_count(limit) and limit < positions:
+        limit = read_model_max_length(folder)
+        if limit is not None and limit < positions:
             return dataclasses.replace(pooling, max_length=limit)
         return pooling
     if pooling.max_length > positions:
@@ -242,10 +257,25 @@ def fit_to_model(
     return pooling
 
 
+def _declared_tasks(folder: Path) -> tuple[str, ...]:
+    """Returns the names of an encoder's tasks, whose prompts are in its config.json."""
+    file = folder / "config.json"
+    return tuple((read_json_object(file).get(TASKS) or ()) if file.is_file() else ())
+
+
 def _model_settings(
-    file: Path, content: dict[str, Any], is_lexical: bool, is_late: bool, log: Callable[[str], None]
+    file: Path,
+    content: dict[str, Any],
+    is_lexical: bool,
+    is_late: bool,
+    log: Callable[[str], None],
+    tasks: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Returns the fields of `Pooling` that apply to the whole model, from the content of `PROMPTS`."""
+    """Returns the fields of `Pooling` that apply to the whole model, from the content of `PROMPTS`.
+
+    Args:
+        tasks: names of further prompts that are applied.
+    """
     similarity = content.get("similarity_fn_name") or ("dot" if is_lexical else Pooling.similarity)
     if is_late and similarity in (*SIMILARITIES, PYLATE_SIMILARITY):
         similarity = MAX_SIM  # of PyLate: the similarity of two tokens
@@ -276,27 +306,39 @@ def _model_settings(
     if is_late and truncate_dim is not None:
         log(WarningText(f"{file}: truncate_dim is {truncate_dim}, which is not applied to one embedding per token"))
         truncate_dim = None
+    document = next((name for name in document_prompts if prompts.get(name) is not None), document_prompts[0])
+    if document != document_prompts[0] and prompts[document]:
+        log(WarningText(f"{file}: the prompt {document} is used for documents, unlike in sentence-transformers"))
+    if unused := [name for name in prompts if prompts[name] and name not in ("query", document, default, *tasks)]:
+        log(WarningText(f"{file}: the prompts {', '.join(unused)} are not applied: put them before your texts"))
     return {
         "query_prompt": prompts.get("query") or "",
-        "document_prompt": next((prompts[name] for name in document_prompts if prompts.get(name) is not None), ""),
+        "document_prompt": prompts.get(document) or "",
         "default_prompt": prompts.get(default) or "",
         "similarity": similarity,
         "truncate_dim": truncate_dim,
     }
 
 
-def _text_settings(file: Path, is_lexical: bool, is_late: bool, log: Callable[[str], None]) -> tuple[int | None, bool]:
-    """Returns the maximum number of tokens, and whether texts are lower-cased."""
+def read_text_settings(
+    file: Path, task: str, log: Callable[[str], None], applied: Collection[str] = ()
+) -> tuple[int | None, bool]:
+    """Returns the maximum number of tokens, and whether texts are lower-cased.
+
+    Args:
+        task: key of `TEXT_TASKS`.
+        applied: keys of `TEXT_SETTINGS_READ` that are applied.
+    """
     content = read_json_object(file)
-    task, output = ("fill-mask", "logits") if is_lexical else ("feature-extraction", "last_hidden_state")
+    output, name = TEXT_TASKS[task]
     modality = {"text": {"method": "forward", "method_output_name": output}}
-    settings_read = {**TEXT_SETTINGS_READ, "transformer_task": task, "modality_config": modality}
+    expected = {"transformer_task": task, "modality_config": modality, "module_output_name": name}
+    settings_read = {**TEXT_SETTINGS_READ, **expected}
     length, lowercase = content.get("max_seq_length"), content.get("do_lower_case") or False
     if length is not None and not late_interaction.is_count(length):
         raise UserError(f"{file}: max_seq_length is {shorten(length)}: set it to a number of tokens")
     if not isinstance(lowercase, bool):
         raise UserError(f"{file}: do_lower_case is {shorten(lowercase)}: set it to true or false")
-    applied = late_interaction.LENGTH_KEYS if is_late else ()
     for key, supported in settings_read.items():
         if key not in applied and content.get(key, supported) not in (supported, None):
             log(WarningText(f"{file}: {key} is {shorten(content[key])}, which is not applied"))

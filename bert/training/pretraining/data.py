@@ -32,6 +32,7 @@ from bert.data.pretraining.loader import (
     SegmentLoader,
     held_out_batches,
     make_predictions,
+    num_held_out_batches,
 )
 from bert.data.pretraining.masking import Predictions
 from bert.data.pretraining.row_stream import RowReader, Start, StreamedRows, StreamLoader, StreamSpec, buffer_chunks
@@ -77,7 +78,21 @@ class PhaseData:
 
     @property
     def num_eval_batches(self) -> int:
-        return -(-len(self.eval_rows) // self.phase.config.training.rows_per_evaluation)
+        return num_held_out_batches(
+            len(self.eval_rows), self.phase.config.training.rows_per_evaluation, self._held_out_memory
+        )
+
+    @property
+    def _held_out_memory(self) -> tuple[int, int] | None:
+        """Returns the length of the memory, and the rows before a row on which its losses depend; None without memory.
+
+        Each layer reads the rows in the memory of a row, whose inputs depend on the memories of these rows.
+        """
+        model = self.phase.config.model
+        if model.memory_length is None:
+            return None
+        rows_in_memory = -(-model.memory_length // self.phase.config.data.sequence_length)
+        return model.memory_length, model.num_hidden_layers * rows_in_memory
 
     def record_position(self, run: RunFolder[PretrainConfig], step: int) -> None:
         """Records in stream.json where a stream continues after ``step``, before the checkpoint of the step is saved.
@@ -102,8 +117,7 @@ class PhaseData:
     def eval_batches(self, process: tuple[int, int] = (0, 1)) -> Iterator[Batch]:
         """Returns every held-out row once, or this host's share of each batch; the masks are the same each time."""
         rows = self.phase.config.training.rows_per_evaluation
-        memory_length = self.phase.config.model.memory_length
-        return held_out_batches(self.eval_rows, self.held_out_predictions, rows, process, memory_length)
+        return held_out_batches(self.eval_rows, self.held_out_predictions, rows, process, self._held_out_memory)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bert.data.pretraining.loader import MEMORY_TOKENS, SegmentLoader, held_out_batches
+from bert.data.pretraining.loader import MEMORY_TOKENS, SegmentLoader, held_out_batches, num_held_out_batches
 from bert.data.pretraining.masking import NextTokens
 from bert.errors import UserError
 
@@ -58,19 +58,25 @@ def test_hosts_read_their_rows_of_the_same_global_batch() -> None:
             np.testing.assert_array_equal(np.concatenate([batch[name] for batch in batches]), value)
 
 
+@pytest.mark.parametrize("num_before", [0, 3])
 @pytest.mark.parametrize("processes", [1, 2])
-def test_every_held_out_row_counts_once(processes: int) -> None:
+def test_every_held_out_row_counts_once(processes: int, num_before: int) -> None:
     seen: list[int] = []
     for process in range(processes):
         before: dict[int, int] = {}
-        for number, batch in enumerate(held_out_batches(Blocks(23), NextTokens(), 4, (process, processes), M)):
+        batches = list(held_out_batches(Blocks(23), NextTokens(), 4, (process, processes), (M, num_before)))
+        assert len(batches) == num_held_out_batches(23, 4, (M, num_before)) == 6 + num_before
+        for number, batch in enumerate(batches):
             assert len(batch["rows"]) == 4 // processes
             for place, real in enumerate(batch["attention_mask"][:, 0]):
                 if real:
                     index = int(batch["input_ids"][place, 0]) // T
                     assert before.get(place, index - 1) == index - 1
                     before[place] = index
-                    seen.append(index)
+                    if number >= num_before:
+                        seen.append(index)
+                    else:
+                        assert not batch["next_token_weights"][place].any()
                     start = 8 if index >= 8 else 0
                     assert batch[MEMORY_TOKENS][place] == min(M, T * min(number, index - start))
                 else:

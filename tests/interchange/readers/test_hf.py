@@ -304,6 +304,12 @@ def test_pooling_is_what_the_folder_declares(made, tmp_path: Path) -> None:
     (tmp_path / "mean" / "sentence_xlm-roberta_config.json").write_text('{"max_seq_length": 6, "do_lower_case": true}')
     assert bert.load(tmp_path / "mean").pooling == Pooling("mean", normalize=True, max_length=6, lowercase=True)
     (tmp_path / "mean" / "config_sentence_transformers.json").write_text('{"model_type": "CrossEncoder"}')
+    with pytest.raises(
+        UserError, match="lists Transformer, Pooling, Normalize: a cross-encoder needs Transformer alone"
+    ):
+        bert.load(tmp_path / "mean")
+    modules = json.loads((tmp_path / "mean" / "modules.json").read_text())
+    (tmp_path / "mean" / "modules.json").write_text(json.dumps(modules[:1]))
     assert bert.load(tmp_path / "mean").pooling is None, "a cross-encoder has none"
     declared = tmp_path / "max" / "1_Pooling" / "config.json"
     declared.write_text('{"pooling_mode_median": true}')

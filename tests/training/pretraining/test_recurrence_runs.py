@@ -135,6 +135,21 @@ def test_held_out_text_is_scored_as_one_pass(left_to_right: tuple[Path, list[str
         assert [score.log_probability for score in again] == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.medium
+@pytest.mark.parametrize("batch", [["--training.eval_batch_size=3"], ["--training.eval_batch_size=40"]])
+def test_held_out_losses_do_not_depend_on_the_batch(
+    batch: list[str], left_to_right: tuple[Path, list[str]], tmp_path: Path
+) -> None:
+    """The memory is shorter than the text, and there are two layers: rows depend on others before the memory."""
+    _, arguments = left_to_right
+    shorter = ["--model.memory_length=24", "--model.num_hidden_layers=2", "--training.steps=2"]
+    losses = []
+    for name, options in {"one": [], "several": batch}.items():
+        assert main([*arguments, *shorter, *options, f"--output_dir={tmp_path / name}"]) == 0
+        losses.append([line["lm_loss"] for line in lines_of(tmp_path / name) if line["split"] == "eval"])
+    assert losses[1] == pytest.approx(losses[0], abs=1e-6) and losses[0]
+
+
 REJECTED = [
     (["--training.objective=mlm", "--model.causal=false"], "model.memory_length is 256, training.objective is mlm"),
     (["--data.input_format=full_sentences"], "model.memory_length is 256, data.input_format is full_sentences"),
