@@ -90,12 +90,15 @@ def append_transfer_score(folder: Path | str, line: dict[str, Any]) -> None:
 
 
 def read_transfer_scores(folder: Path | str) -> list[dict[str, Any]]:
-    """Reads the lines of transfer.jsonl by step. Of each task, only lines with its newest recipe are returned."""
+    """Reads the lines of transfer.jsonl by step: of the tasks that the newest line names, with their newest recipes."""
     needed = {"task", "metric", "mean", "recipe"}
     lines = [line for line in read_metrics(folder, TRANSFER_SCORES) if needed <= line.keys()]
+    tasks = lines[-1].get("tasks") if lines else None  # older files do not name them
+    lines = [line for line in lines if tasks is None or line["task"] in tasks]
     recipes = {line["task"]: line["recipe"] for line in lines}
     newest = {(line["step"], line["task"]): line for line in lines if line["recipe"] == recipes[line["task"]]}
-    return sorted(newest.values(), key=lambda line: line["step"])
+    scores = [{key: value for key, value in line.items() if key != "tasks"} for line in newest.values()]
+    return sorted(scores, key=lambda line: line["step"])
 
 
 def mean_transfer_scores(lines: Sequence[Mapping[str, Any]]) -> dict[int, float]:

@@ -112,10 +112,17 @@ class CheckpointScores:
     def _add(self, step: int, name: str, scores: Mapping[str, Any]) -> None:
         if self._is_writer:
             line = {"step": step, "task": Path(name).stem, **scores, "recipe": _digest(self._recipes[name])}
-            append_transfer_score(self._run, line)
+            append_transfer_score(self._run, {**line, "tasks": self._tasks})
+
+    @property
+    def _tasks(self) -> list[str]:
+        return [Path(name).stem for name in self._recipes]
 
     def protect_best(self) -> None:
-        """Keeps the best checkpoint, regardless of its age."""
+        """Keeps the checkpoint that is best on the tasks of the recipes, regardless of its age."""
+        lines = [line for line in read_metrics(self._run, TRANSFER_SCORES) if line.get("task") in self._tasks]
+        if lines and lines[-1].get("tasks") != self._tasks:
+            append_transfer_score(self._run, {**lines[-1], "tasks": self._tasks})  # nothing was missing
         best = best_transfer_step(self._run)
         if best in self._directory.steps() and best != self._directory.best:
             self._directory.set_best(best)

@@ -255,6 +255,26 @@ def test_the_best_checkpoint_has_scores_of_all_tasks_by_the_newest_recipes(tmp_p
     assert best_transfer_step(tmp_path / "nowhere") is None
 
 
+def test_another_choice_of_tasks_selects_the_best_again(tmp_path: Path) -> None:
+    """As on resume with another ``transfer``, or with other ``--tasks``; one that needs no new scores as well."""
+
+    def scores_of(*tasks: str) -> CheckpointScores:
+        return CheckpointScores(tmp_path, dict.fromkeys(tasks, CONFIG), None, print)
+
+    for step, task, mean in ((1, "a", 0.9), (1, "b", 0.1), (2, "a", 0.5), (2, "b", 0.7)):
+        scores_of("a", "b")._add(step, task, {"metric": "f1", "mean": mean})
+    assert best_transfer_step(tmp_path) == 2
+    scores_of("a").protect_best()
+    assert best_transfer_step(tmp_path) == 1 and {line["task"] for line in read_transfer_scores(tmp_path)} == {"a"}
+    scores_of("c")._add(3, "c", {"metric": "f1", "mean": 0.2})
+    assert best_transfer_step(tmp_path) == 3
+    scores_of("a", "b").protect_best()
+    assert best_transfer_step(tmp_path) == 2
+    lines = (tmp_path / "transfer.jsonl").read_text()
+    scores_of("a", "b").protect_best()
+    assert (tmp_path / "transfer.jsonl").read_text() == lines
+
+
 def test_errors(corpus: Path, recipes: list[Path], tmp_path: Path, fails) -> None:
     arguments = options(corpus, tmp_path / "run", [])
     assert "transfer_every is 2, but transfer is null" in fails(main, *arguments, "--transfer_every=2")
