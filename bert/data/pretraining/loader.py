@@ -213,8 +213,8 @@ def held_out_batches(
 
     Args:
         memory: None for rows in the order of the file; otherwise each row continues the same row of the batch before,
-            as in `SegmentLoader`. The maximum number of tokens in the memory of a row, and the number of rows before a
-            row on which its losses depend: so many batches, of weight 0, fill the memory before the first rows.
+            as in `SegmentLoader`. The pair is the maximum number of tokens in the memory of a row, and the number of
+            rows before a row on which its losses depend: as many batches of weight 0 fill the memory first.
     """
     own, count = host_slice(batch_size, process), num_held_out_batches(len(rows), batch_size)
     within, across = (batch_size, 1) if memory is None else (1, count)

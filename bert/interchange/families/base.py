@@ -146,8 +146,8 @@ class Family:
         decoder_bias: second name of the MLM head's bias, in the decoder; None if there is only one name.
         keys: maps fields of `ModelConfig` to keys of config.json, in the order in which they are written.
         restrictions: what is not read, or is read or exported in another way, as sentences for the documentation.
-        defaults: optional settings (`OPTIONAL`) whose values in transformers differ from those of `ModelConfig`, for a
-            config.json without them.
+        defaults: transformers' values of optional settings (`OPTIONAL`) that differ from this package's defaults, for a
+            config.json without these settings.
         more_sizes: further integer keys of config.json, for ``read_config``.
         limits: settings of `ModelConfig` with a single supported value, which is the value of every model that is read.
         prediction_act: activation of the MLM head; None: use the model's ``hidden_act``.

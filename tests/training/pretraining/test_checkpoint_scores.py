@@ -256,7 +256,7 @@ def test_the_best_checkpoint_has_scores_of_all_tasks_by_the_newest_recipes(tmp_p
 
 
 def test_another_choice_of_tasks_selects_the_best_again(tmp_path: Path) -> None:
-    """As on resume with another ``transfer``, or with other ``--tasks``; one that needs no new scores as well."""
+    """Resumes with another ``transfer``, and other ``--tasks``, also if no score is missing."""
 
     def scores_of(*tasks: str) -> CheckpointScores:
         return CheckpointScores(tmp_path, dict.fromkeys(tasks, CONFIG), None, print)
