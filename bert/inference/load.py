@@ -29,6 +29,7 @@ from bert.files import path_text, read_json_object
 from bert.inference.export import check_head
 from bert.inference.pretrained import Pretrained
 from bert.interchange import hub
+from bert.interchange.bundle import PAIR_CLASSIFIERS
 from bert.interchange.names import ARCHITECTURES_WITH_LABELS, TASKS
 from bert.interchange.readers import google, hf
 from bert.interchange.readers.peft import is_adapter, tokenizer_folder
@@ -343,11 +344,15 @@ def _load_published(
         task = SequenceToSequenceTask(name=name, metrics=(), target_tokenizer=read.target_tokenizer)
     positions = read.config.max_position_embeddings
     length = min(DEFAULT_QA_LENGTH, positions) if task is not None and task.windows else positions
-    queries = min(TaskDataConfig.max_query_length, length // 2)
-    data = TaskDataConfig(max_length=length, max_query_length=queries, pair_truncation=read.pair_truncation)
-    if (own := read.long_texts) is not None:
-        length = min(own.max_length, positions)
-        data = dataclasses.replace(data, max_length=length, long_texts=own.mode, doc_stride=own.stride)
+    own = read.long_texts or LongTexts(length)
+    length = min(own.max_length, length)
+    data = TaskDataConfig(
+        max_length=length,
+        max_query_length=min(TaskDataConfig.max_query_length, length // 2),
+        pair_truncation=read.pair_truncation,
+        long_texts=own.mode,
+        doc_stride=own.stride,
+    )
     return Pretrained(**{**vars(read), "source": name}, task=task, data=data)
 
 
@@ -420,10 +425,12 @@ def _read_run_params(
 
 
 def _long_texts_of_run(config: PretrainConfig | FinetuneConfig, task: Task | None) -> LongTexts | None:
-    """Returns how a run reads long texts; None for tasks without ``data.long_texts``."""
-    if not isinstance(config, FinetuneConfig) or task is None or "long_texts" not in task.data_keys:
+    """Returns how a run reads long texts, and the length of its rows; None for tasks that read neither."""
+    if not isinstance(config, FinetuneConfig) or task is None:
         return None
-    return LongTexts.of(config.data)
+    if "long_texts" in task.data_keys:
+        return LongTexts.of(config.data)
+    return LongTexts(config.data.max_length) if architecture_of(task) in PAIR_CLASSIFIERS else None
 
 
 def load_run_tokenizer(path: Path, config: PretrainConfig | FinetuneConfig) -> Tokenizer:

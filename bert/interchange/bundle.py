@@ -39,7 +39,7 @@ class ModelBundle:
             answer is returned; None: always return an answer.
         label_thresholds: for multi-label models, the probability from which each label is predicted; () for none.
         score_activation: for a single output, qualified name of the PyTorch class that a sentence-transformers
-            cross-encoder applies to its score; None for none.
+            cross-encoder applies to its score; None if it declares none.
         texts_per_input: for sequence classifiers, 1, or 2 for pairs; None if unknown.
         pair_truncation: how pairs are truncated: "google" or "longest_first"; None: the tokenizer's default.
         long_texts: length of a row, and how longer texts are read; None: they are cut to the model's positions.
@@ -111,7 +111,10 @@ class ModelBundle:
     def longest_text(self) -> int:
         """Maximum number of tokens of a text. The limit of embeddings may be lower than the model's."""
         positions = self.config.max_position_embeddings
-        return positions if self.pooling is None else min(positions, self.pooling.max_length or positions)
+        limit = None if self.pooling is None else self.pooling.max_length
+        if limit is None and self.architecture == "Bert" and self.long_texts is not None:
+            limit = self.long_texts.max_length
+        return min(positions, limit or positions)
 
     @property
     def row_length(self) -> int:
@@ -261,11 +264,12 @@ def task_settings(model: ModelBundle) -> dict[str, Any]:
     """Returns the keys of config.json for `TASK_SETTINGS` and the thresholds. The inverse of reading them."""
     keys = ("problem_type", "null_score_diff_threshold", "label_thresholds", "texts_per_input", "pair_truncation")
     values = {key: getattr(model, key) for key in (*keys, "clitics", "classifier_dropout")}
-    # Only runs of this package truncate like Google. "longest_first" is the default of transformers' tokenizers.
+    # "longest_first" is the default of transformers' tokenizers.
     reads_pairs = model.architecture in PAIR_CLASSIFIERS and model.texts_per_input != 1
-    if model.pair_truncation != "google" or model.step is None or not reads_pairs:
+    if model.pair_truncation != "google" or not reads_pairs:
         del values["pair_truncation"]
-    if model.long_texts is not None:
+    # The tokenizer's model_max_length is enough for the length of a published model.
+    if model.long_texts is not None and (model.step is not None or model.long_texts.mode != "cut"):
         values["long_texts"] = {key: getattr(model.long_texts, name) for name, key in LONG_TEXT_FIELDS.items()}
     return {
         key: list(value) if isinstance(value, tuple) else value

@@ -42,8 +42,8 @@ CONTROL_KEYS = {
 SAMPLING_KEYS = ("temperature", "top_k", "top_p")
 """Further keys, with the same name on both sides. transformers applies them only with ``do_sample``."""
 
-TRANSFORMERS_TOP_K = 50
-"""transformers' default of ``top_k``."""
+TRANSFORMERS_TOP_K, TRANSFORMERS_MAX_TOKENS = 50, 20
+"""transformers' defaults of ``top_k`` and of the number of new tokens."""
 
 NOT_APPLIED = {
     "encoder_no_repeat_ngram_size": 0,
@@ -117,7 +117,7 @@ def _max_tokens(content: dict[str, Any], file: Path) -> dict[str, int]:
             if isinstance(value, bool) or not isinstance(value, int) or value <= more:
                 raise UserError(f"{file}: {key} is {value!r}: set it to a whole number of at least {more + 1}")
             return {"max_tokens": value - more}
-    return {}
+    return {"max_tokens": TRANSFORMERS_MAX_TOKENS}
 
 
 def _checked(values: dict[str, Any], file: Path) -> Decoding:

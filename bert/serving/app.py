@@ -57,31 +57,38 @@ class OpenAIEmbeddings(BaseModel):
     task: str | None = None
 
 
-class Embed(BaseModel):
-    """Body of ``/embed``."""
+class Truncated(BaseModel):
+    """Fields of all bodies of text-embeddings-inference. Texts that are too long are cut, unless truncate is false."""
 
     model: str | None = None
+    truncate: bool | None = None
+    truncation_direction: Literal["Right", "right"] = "Right"
+
+
+class Embed(Truncated):
+    """Body of ``/embed``."""
+
     inputs: Text | list[Text]
     normalize: bool | None = None
+    dimensions: int | None = None
     prompt_name: Literal["query", "document"] | None = None
     task: str | None = None
 
 
-class Rerank(BaseModel):
+class Rerank(Truncated):
     """Body of ``/rerank``."""
 
-    model: str | None = None
     query: Text
     texts: list[Text]
     raw_scores: bool = False
     return_text: bool = False
 
 
-class Predict(BaseModel):
+class Predict(Truncated):
     """Body of ``/predict``. An input is a text, the texts of a pair as a list, or the fields of a row as an object."""
 
-    model: str | None = None
     inputs: Any
+    raw_scores: Literal[False] = False
 
 
 @dataclass(frozen=True)
@@ -97,10 +104,11 @@ class Served:
     queue: BatchQueue
     counter: Tokenizer
 
-    def count(self, inputs: Sequence[Any]) -> int:
-        """Returns the number of tokens that the model reads of texts, pairs and other inputs."""
+    def count(self, inputs: Sequence[Any]) -> tuple[int, int]:
+        """Returns the number of tokens that the model reads of all inputs, and the length of the longest input."""
         texts = [each if isinstance(each, str) else " ".join(map(str, each)) for each in inputs]
-        return sum(min(len(each.ids), self.model.longest_text) for each in self.counter.encode_batch_fast(texts))
+        lengths = [len(each.ids) for each in self.counter.encode_batch_fast(texts)]
+        return sum(min(length, self.model.longest_text) for length in lengths), max(lengths)
 
 
 class Metrics:
@@ -194,8 +202,7 @@ def make_app(
         """Embeds texts, like OpenAI's endpoint. ``task`` names one of the model's adapters, as in Jina's API."""
         entry = find(body.model)
         texts = _as_texts(body.input)
-        if body.dimensions is not None and not 1 <= body.dimensions <= entry.model.embedding_size:
-            raise HTTPException(422, f"dimensions must be from 1 to {entry.model.embedding_size}")
+        _check_dimensions(entry.model, body.dimensions)
         if entry.model.pooling_or_default.has_token_vectors:
             raise HTTPException(422, f"{entry.name} has an embedding per token: use /embed")
         vectors, tokens = await run(entry, *_embedding(entry.model, None, body.task), texts)
@@ -207,25 +214,37 @@ def make_app(
 
     @app.post("/embed", dependencies=protected)
     async def embed(body: Embed) -> list[list[float]] | list[list[list[float]]]:
-        """Embeds texts, like text-embeddings-inference. A model of late interaction returns a list per token."""
+        """Embeds texts, like text-embeddings-inference. A model of late interaction returns a list per token.
+
+        Vectors are scaled to length 1 unless ``normalize`` is false, except for weights of words and vectors of tokens.
+        """
         entry = find(body.model)
+        _check_dimensions(entry.model, body.dimensions)
+        if body.dimensions is not None and entry.model.pooling_or_default.has_token_vectors:
+            raise HTTPException(422, f"{entry.name} has an embedding per token: leave out dimensions")
         if body.normalize is False and entry.model.pooling is not None and entry.model.pooling.normalize:
             raise HTTPException(
                 422, "normalize is false, but the model scales its embeddings to length 1: leave it out"
             )
         embedding = _embedding(entry.model, body.prompt_name, body.task)
-        vectors, _ = await run(entry, *embedding, _as_texts(body.inputs))
-        return [(_normalized(vector) if body.normalize else vector).tolist() for vector in vectors]
+        vectors, _ = await run(entry, *embedding, _as_texts(body.inputs), whole=body.truncate is False)
+        pooling = entry.model.pooling_or_default
+        default = not pooling.has_word_weights and not pooling.has_token_vectors
+        scale = _normalized if (default if body.normalize is None else body.normalize) else np.asarray
+        return [scale(vector[..., : body.dimensions]).tolist() for vector in vectors]
 
     @app.post("/rerank", dependencies=protected)
     async def rerank(body: Rerank) -> list[dict[str, Any]]:
         """Scores texts for a query with a cross-encoder, best first, like text-embeddings-inference."""
         entry = find(body.model)
-        task = entry.model.require_pair_scores("1").without_limits()
+        task, activation = entry.model.require_pair_scores("1").without_limits(), entry.model.score_activation
+        if body.raw_scores:
+            task = task.without_activation()
         compute = partial(entry.model.answers, task, batch_size=32)
-        answers, _ = await run(entry, "rerank", compute, [(body.query, text) for text in body.texts])
+        pairs = [(body.query, text) for text in body.texts]
+        answers, _ = await run(entry, "rerank", compute, pairs, whole=body.truncate is False)
         scores = [task.pair_score(answer, "1") for answer in answers]
-        if not body.raw_scores and not task.exclusive_labels and entry.model.score_activation is None:
+        if not body.raw_scores and not task.exclusive_labels and (activation or "Identity").endswith("Identity"):
             scores = [_sigmoid(score) for score in scores]
         order = sorted(range(len(scores)), key=lambda number: -scores[number])
         texts = [{"text": text} if body.return_text else {} for text in body.texts]
@@ -237,23 +256,38 @@ def make_app(
         of ``predict``.
         """
         entry = find(body.model)
-        is_one, inputs = _as_inputs(body.inputs, entry.model.require_task(), _reads_pairs(entry.model))
-        answers, _ = await run(entry, "predict", entry.model.predict, inputs)
-        fields = [_fields(answer) for answer in answers]
+        task = entry.model.require_task()
+        if entry.model.texts_per_input is None and 2 in getattr(task, "counts", ()) and _are_two_texts(body.inputs):
+            raise HTTPException(422, "inputs is a pair, or two texts: pass [[text, text]] or [[text], [text]]")
+        is_one, inputs = _as_inputs(body.inputs, task, _reads_pairs(entry.model))
+        answers, _ = await run(entry, "predict", entry.model.predict, inputs, whole=body.truncate is False)
+        fields = [_fields(answer, entry.model.labels) for answer in answers]
         return fields[0] if is_one else fields
 
     return app
 
 
 async def _run(
-    entry: Served, key: Any, compute: Callable[[Sequence[Any]], Any], inputs: list[Any], timeout: float
+    entry: Served,
+    key: Any,
+    compute: Callable[[Sequence[Any]], Any],
+    inputs: list[Any],
+    timeout: float,
+    whole: bool = False,
 ) -> tuple[Sequence[Any], int]:
-    """Computes the results of a request in the model's queue, and returns them with the number of tokens."""
+    """Computes the results of a request in the model's queue, and returns them with the number of tokens.
+
+    Args:
+        whole: whether texts that are too long are an error.
+    """
     if not inputs:
         return [], 0
     if len(inputs) > MAX_TEXTS:
         raise HTTPException(422, f"the request has {len(inputs):,} inputs: pass at most {MAX_TEXTS:,}")
-    tokens = await asyncio.to_thread(entry.count, inputs)
+    tokens, longest = await asyncio.to_thread(entry.count, inputs)
+    if whole and longest > entry.model.row_length:
+        limit = f"{entry.name} reads {entry.model.row_length}"
+        raise HTTPException(413, f"truncate is false and a text has {longest:,} tokens, but {limit}: shorten it")
     if tokens > MAX_TOKENS:
         raise HTTPException(422, f"the request has {tokens:,} tokens: pass at most {MAX_TOKENS:,}")
     try:
@@ -271,8 +305,17 @@ def _embedding(model: Pretrained, prompt: Role | None, task: str | None) -> tupl
     return ("embed", prompt, task), partial(model.embed, prompt=prompt, task=task)
 
 
+def _check_dimensions(model: Pretrained, dimensions: int | None) -> None:
+    if dimensions is not None and not 1 <= dimensions <= model.embedding_size:
+        raise HTTPException(422, f"dimensions must be from 1 to {model.embedding_size}")
+
+
 def _as_texts(given: str | list[str]) -> list[str]:
     return [given] if isinstance(given, str) else given
+
+
+def _are_two_texts(given: Any) -> bool:
+    return isinstance(given, list) and len(given) == 2 and all(isinstance(text, str) for text in given)
 
 
 def _reads_pairs(model: Pretrained) -> bool:
@@ -303,13 +346,13 @@ def _as_input(given: Any, task: Any) -> Any:
     return tuple(given) if isinstance(given, list) else given
 
 
-def _fields(answer: Any) -> Any:
+def _fields(answer: Any, labels: Sequence[str]) -> Any:
     """Returns an answer as JSON."""
     if isinstance(answer, Label | Labels):
         scores = sorted(answer.probabilities.items(), key=lambda item: -item[1])
         return [{"label": label, "score": score} for label, score in scores]
     if isinstance(answer, Score):
-        return [{"label": "LABEL_0", "score": answer.score}]
+        return [{"label": labels[0] if labels else "LABEL_0", "score": answer.score}]
     return answer._asdict()
 
 

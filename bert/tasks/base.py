@@ -295,6 +295,10 @@ class Task(ABC):
         """Returns the task whose scores are not clipped to a range."""
         return self
 
+    def without_activation(self) -> Self:
+        """Returns the task whose scores are the model's outputs."""
+        return self
+
     def blank_rows(self, rows: TokenRows) -> Rows:
         """Returns rows of the kind that ``features`` returns, to compile the model with."""
         return rows

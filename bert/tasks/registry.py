@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import numpy as np
 
@@ -235,6 +235,9 @@ class _PublishedMultilabel(_FlexibleInputs, MultilabelTask):
 class _PublishedRegression(_FlexibleInputs, RegressionTask):
     activation: Callable[[np.ndarray], np.ndarray] | None = None
     """Function applied to the scores, or None."""
+
+    def without_activation(self) -> Self:
+        return replace(self, activation=None)
 
     def predict(self, outputs: Outputs, features: TokenRows, examples: Examples) -> np.ndarray:
         scores = super().predict(outputs, features, examples)

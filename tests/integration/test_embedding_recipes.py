@@ -48,7 +48,11 @@ def test_both_sides_are_trained_and_read_back_with_their_prompts(recipe: str, tm
     run.model.save(tmp_path / "out")
     texts = [row["query"] for row in QUESTIONS]
     untrained = bert.load(tmp_path / "init").replace(pooling=run.model.pooling)
-    for model in (run.model, bert.load(tmp_path / "run"), bert.load(tmp_path / "out")):
+    models = [run.model, bert.load(tmp_path / "run"), bert.load(tmp_path / "out")]
+    if config.lora.rank is not None:
+        run.model.save(tmp_path / "adapter", format="peft", base=str(tmp_path / "init"))
+        models += [bert.load(tmp_path / "adapter"), bert.load(tmp_path / "init", adapter=tmp_path / "adapter")]
+    for model in models:
         assert model.pooling_or_default.mode == published.pooling
         for side, prompt in prompts.items():
             vectors = model.embed(texts, prompt=side)

@@ -263,6 +263,11 @@ def test_a_cross_encoder_has_the_same_scores(library: Any, shared: Path, tmp_pat
     np.testing.assert_allclose(
         library.CrossEncoder(str(tmp_path / "again")).predict(pairs), theirs.predict(pairs), atol=1e-5
     )
+    set_keys(tmp_path / "out/config_sentence_transformers.json", activation_fn="torch.nn.modules.linear.Identity")
+    check()
+    bert.load(tmp_path / "out").save(tmp_path / "logits")
+    logits = library.CrossEncoder(str(tmp_path / "logits")).predict(pairs)
+    np.testing.assert_allclose(1 / (1 + np.exp(-logits)), theirs.predict(pairs), atol=1e-5)
     set_keys(tmp_path / "out/sentence_bert_config.json", max_seq_length=11, do_lower_case=True)
     check()
     set_keys(tmp_path / "out/config_sentence_transformers.json", default_prompt_name="query")

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,9 @@ import pytest
 
 import bert
 from bert.model.encoder import Bert
-from bert.model.heads import HEADS, BertForMultipleChoice
-from bert.model.pooling import Pooling
+from bert.model.heads import HEADS, BertForMultipleChoice, BertForSequenceClassification
+from bert.model.pooling import Pooling, find_activation
+from bert.tasks.registry import published_task
 from bert.tasks.reranker import RerankerTask
 from tests.tiny_models import CONFIG, TASKS, model_of
 
@@ -70,8 +72,15 @@ def test_openai_embeddings(client: TestClient, models: dict[str, bert.Pretrained
 def test_embed_of_text_embeddings_inference(client: TestClient, models: dict[str, bert.Pretrained]) -> None:
     model = models["encoder"]
     np.testing.assert_allclose(client.post("/embed", json={"inputs": WORDS}).json(), model.embed(WORDS), atol=1e-6)
-    reply = client.post("/embed", json={"inputs": "ba", "prompt_name": "query"}).json()
+    reply = client.post("/embed", json={"inputs": "ba", "prompt_name": "query", "truncate": False}).json()
     np.testing.assert_allclose(reply, model.embed(["ba"], prompt="query"), atol=1e-6)
+    unscaled = dataclasses.replace(model, pooling=Pooling())
+    with TestClient(serving.make_app({"unscaled": unscaled})) as client:
+        for options, size, norm in (({}, 3, 1), ({"dimensions": 2}, 2, 1), ({"normalize": False}, 3, None)):
+            vectors = unscaled.embed(WORDS)[:, : None if size == 3 else size]
+            expected = vectors if norm is None else vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+            reply = client.post("/embed", json={"inputs": WORDS, **options}).json()
+            np.testing.assert_allclose(reply, expected, atol=1e-6)
 
 
 @pytest.mark.medium
@@ -105,6 +114,27 @@ def test_rerank(client: TestClient, models: dict[str, bert.Pretrained]) -> None:
 
 
 @pytest.mark.medium
+@pytest.mark.parametrize("name", ["Sigmoid", "Identity", None])
+def test_the_raw_score_has_no_activation(name: str | None, tmp_path: Path) -> None:
+    activation = name and f"torch.nn.{name}"
+    task = published_task(
+        "sequence_classification", "x", ("relevance",), None, score_activation=find_activation(activation)
+    )
+    model = model_of(tmp_path, BertForSequenceClassification(CONFIG, 1), task, labels=("relevance",))
+    model = dataclasses.replace(model, score_activation=activation)
+    [whole] = model.replace(task=task.without_activation()).predict([("ba", "ko")])
+    with TestClient(serving.make_app({"published": model})) as client:
+        for raw, expected in ((True, whole.score), (False, 1 / (1 + np.exp(-whole.score)))):
+            [reply] = client.post("/rerank", json={"query": "ba", "texts": ["ko"], "raw_scores": raw}).json()
+            assert reply["score"] == pytest.approx(expected, abs=1e-6)
+        [answer] = client.post("/predict", json={"inputs": [["ba", "ko"]]}).json()
+        score = model.predict([("ba", "ko")])[0].score
+        assert answer == [{"label": "relevance", "score": pytest.approx(score, abs=1e-6)}]
+        message = client.post("/predict", json={"inputs": ["ba", "ko"]}).json()["error"]["message"]
+        assert message == "inputs is a pair, or two texts: pass [[text, text]] or [[text], [text]]"
+
+
+@pytest.mark.medium
 def test_predict(client: TestClient, models: dict[str, bert.Pretrained]) -> None:
     def post(model: str, inputs: Any) -> Any:
         return client.post("/predict", json={"model": model, "inputs": inputs}).json()
@@ -133,6 +163,10 @@ def test_errors_are_one_sentence(client: TestClient) -> None:
         ("/embed", {"inputs": ["a"] * (serving.MAX_TEXTS + 1)}, 422, "2,049"),
         ("/embed", {"inputs": "a", "model": "other"}, 404, "encoder, reranker"),
         ("/embed", {"inputs": "a", "normalize": False}, 422, "normalize"),
+        ("/embed", {"inputs": "a", "dimensions": 0}, 422, "dimensions"),
+        ("/embed", {"inputs": "a " * 99, "truncate": False}, 413, "truncate is false and a text has"),
+        ("/embed", {"inputs": "a", "truncation_direction": "Left"}, 422, "truncation_direction"),
+        ("/predict", {"inputs": "a", "raw_scores": True, "model": "classification"}, 422, "raw_scores"),
         ("/v1/embeddings", {"input": "a", "dimensions": 9999}, 422, "dimensions"),
         ("/rerank", {"query": "a", "texts": ["b"]}, 422, "encoder without scores"),
         ("/predict", {"inputs": "a"}, 422, "not fine-tuned"),

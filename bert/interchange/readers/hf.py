@@ -81,6 +81,9 @@ ACTIVATIONS = {
 SETTINGS_READ = {"is_decoder": False, "add_cross_attention": False}
 """Settings with a single supported value in all families."""
 
+LIMITED = (*PAIR_CLASSIFIERS, "BertForTokenClassification")
+"""Architectures whose rows the tokenizer's maximum length limits. Embeddings have it in their pooling."""
+
 MAX_LABELS = 2**20
 """Maximum number of labels. A larger number in config.json means that the file is corrupt."""
 
@@ -114,7 +117,10 @@ def read_hf_model(
         return read_static(folder, require(pooling, "the pooling of a static model"), log)
     place = folder if adapter_folder is None else adapter_folder
     base = None if adapter_folder is None else folder
-    adapter = read_adapter(place, log, base) if is_adapter(place) else None
+    adapter, own_pooling = read_adapter(place, log, base) if is_adapter(place) else None, pooling
+    if adapter is not None:
+        own_pooling = pooling if adapter_folder is None else read_pooling(adapter_folder, log)
+        pooling = own_pooling or pooling or read_pooling(adapter.base, log)
     texts = tokenizer_folder(place, base)
     folder = folder if adapter is None else adapter.base
     file = folder / "config.json"
@@ -127,8 +133,8 @@ def read_hf_model(
     architecture = _architecture(content, family, file)
     config = _model_config(content, family, file)
     labels = _labels(content, file) if architecture in ARCHITECTURES_WITH_LABELS else ()
-    if adapter_folder is not None and architecture != "Bert":
-        pooling = None  # the base model's embeddings, which the adapter's task does not have
+    if adapter is not None and architecture != "Bert":
+        pooling = own_pooling  # not the base model's embeddings, which the adapter's task does not have
     pooling = fit_to_model(pooling, config, folder, log)
     task_settings = read_task_settings(content, architecture, file)
     label_thresholds = read_label_thresholds(content, len(labels), file)
@@ -177,7 +183,7 @@ def read_hf_model(
         task_settings = {"classifier_dropout": task_settings["classifier_dropout"]}
     elif architecture == "BertForSequenceClassification":
         activation = read_score_activation(folder, content, len(labels), log)
-    if long_texts is None and architecture in PAIR_CLASSIFIERS:
+    if long_texts is None and (architecture in LIMITED or (architecture == "Bert" and pooling is None)):
         length = read_max_length(folder, texts, log)
         if length is not None and length < config.max_position_embeddings:
             long_texts = LongTexts(length)

@@ -41,7 +41,9 @@ def read_max_length(folder: Path, texts: Path, log: Callable[[str], None]) -> in
 def read_score_activation(
     folder: Path, content: Mapping[str, Any], num_labels: int, log: Callable[[str], None]
 ) -> str | None:
-    """Returns the PyTorch class that a sentence-transformers cross-encoder applies to its score; None for none.
+    """Returns the PyTorch class that a sentence-transformers cross-encoder applies to its score; None if undeclared.
+
+    Without a declaration, sentence-transformers applies a sigmoid to a single output.
 
     Args:
         num_labels: number of outputs. The activation is read only if it is 1.
@@ -52,7 +54,7 @@ def read_score_activation(
     settings = read_json(folder / PROMPTS) if (folder / PROMPTS).is_file() else {}
     if isinstance(settings, dict) and settings.get("model_type") == "CrossEncoder" and settings.get("activation_fn"):
         file, declared = folder / PROMPTS, settings["activation_fn"]
-    if declared is None or str(declared).endswith(".Identity"):
+    if declared is None or (num_labels != 1 and str(declared).endswith(".Identity")):
         return None
     if num_labels == 1 and find_activation(declared) is not None:
         return str(declared)

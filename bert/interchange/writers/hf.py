@@ -302,6 +302,7 @@ def _verify(model: ModelBundle, folder: Path) -> str:
             m.label_thresholds,
             m.texts_per_input,
             m.classifier_dropout,
+            m.score_activation,
             m.pooling,
             declared_tasks(m.task_adapters),
         )

@@ -21,6 +21,7 @@ from bert.interchange.bundle import ModelBundle, task_settings
 from bert.interchange.families import Family, family_of
 from bert.interchange.names import Tensor
 from bert.interchange.readers import peft as reader
+from bert.interchange.sentence_transformers.writer import write_pooling_files
 from bert.interchange.tensor_files import write_tensors
 from bert.interchange.writers.hf import published_tensors, to_transformers_compatible
 from bert.interchange.writers.hf_files import describe_labels, published_tokenizers, save_published_tokenizer
@@ -72,6 +73,8 @@ def export(model: ModelBundle, out: Path, log: Callable[[str], None], adapters: 
         write_tensors(weights, tensors)
         _write_json(draft / reader.CONFIG, settings)
         _write_json(draft / reader.TASK_CONFIG, _task_config(model))
+        if model.pooling is not None:
+            write_pooling_files(model.pooling, model.config, draft)
         for tokenizer, place in published_tokenizers(model, draft):
             segments = model.config.type_vocab_size > 1
             save_published_tokenizer(tokenizer, place, model.row_length, segments)

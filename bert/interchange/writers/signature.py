@@ -30,6 +30,7 @@ from bert.interchange.writers.long_texts import long_text_rule
 from bert.model import names
 from bert.model.late_interaction import MEAN_MAX_SIM, Role
 from bert.model.pooling import Pooling
+from bert.tokenizer.hf_settings import truncation_side
 from bert.tokenizer.library import special_ids
 
 BATCH, CHOICES, LENGTH, TARGET_LENGTH = "batch_size", "num_choices", "sequence_length", "target_length"
@@ -227,7 +228,7 @@ def text_usage(model: ModelBundle, dtype: str, call: str, length: int | None = N
     lines = [
         "from tokenizers import Tokenizer",
         'tokenizer = Tokenizer.from_file("tokenizer.json")',
-        f"tokenizer.enable_truncation({min(model.row_length, length or model.row_length)})",
+        f"tokenizer.enable_truncation({min(model.row_length, length or model.row_length)}{_direction(model)})",
         f"tokenizer.enable_padding({padding})",
         *([f"texts = [text.lower() for text in {texts}]"] if pooling is not None and pooling.lowercase else []),
         f"rows = tokenizer.encode_batch({'texts' if pooling is not None and pooling.lowercase else texts})",
@@ -266,7 +267,7 @@ def _token_usage(model: ModelBundle, dtype: str, call: str, length: int | None) 
         "names = list(inputs)",
         "",
         "def embed(texts, prompt, max_length, expanded_length, skips_tokens):",
-        "    tokenizer.enable_truncation(max_length)",
+        f"    tokenizer.enable_truncation(max_length{_direction(model)})",
         "    texts = tokenizer.encode_batch([prompt + text for text in texts])",
         "    lengths = [max(len(text.ids), expanded_length) for text in texts]",
         f"    shape = len(texts), {'max(lengths)' if length is None else length}",
@@ -295,6 +296,11 @@ def _code(lines: list[str]) -> str:
     return "\n".join(["```python", *lines, "```"])
 
 
+def _direction(model: ModelBundle) -> str:
+    """Returns the argument of a call that truncates texts at their start, if the tokenizer does so."""
+    return "" if truncation_side(model.tokenizer) == "right" else ', direction="left"'
+
+
 def _declared_pooling(pooling: Pooling) -> dict[str, Any]:
     """Returns the settings of `Pooling` without length and dense layers, which are stored elsewhere."""
     values = {field.name: getattr(pooling, field.name) for field in dataclasses.fields(pooling)}
@@ -321,6 +327,8 @@ def write_metadata_files(model: ModelBundle, folder: Path, ports: Signature, dty
         content["problem_type"] = model.problem_type
     if model.label_thresholds:
         content["label_thresholds"] = list(model.label_thresholds)
+    if model.score_activation is not None:
+        content["score_activation"] = model.score_activation
     if model.pooling is not None:
         content["pooling"] = _declared_pooling(model.pooling)
     if names.has_decoder(model.architecture):
@@ -343,4 +351,6 @@ def write_metadata_files(model: ModelBundle, folder: Path, ports: Signature, dty
     parts += long_text_rule(model)
     if model.labels:
         parts.append(f"Labels, by number: {describe_labels(model)}.")
+    if model.score_activation is not None:
+        parts.append(f"The graph returns the logit of the score, to which `{model.score_activation}` is applied.")
     write_atomic(folder / "README.md", "\n\n".join(parts) + "\n")

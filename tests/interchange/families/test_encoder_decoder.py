@@ -127,6 +127,12 @@ def test_settings_of_generation_go_out_and_in(name: str, made, tmp_path: Path) -
     assert ("num_beams" in content, content.get("do_sample", False)) == (name == "beams", "samples" in name)
 
 
+def test_without_a_length_generation_has_transformers_default(made, tmp_path: Path) -> None:
+    made(ARCHITECTURE, SIZES).save(tmp_path / "model")
+    (tmp_path / "model" / "generation_config.json").write_text("{}")
+    assert bert.load(tmp_path / "model").decoding == Decoding(max_tokens=20)
+
+
 def test_another_norm_of_the_length_is_reported(made, tmp_path: Path) -> None:
     said: list[str] = []
     decoding = Decoding(beams=4, length_norm="gnmt", length_penalty=0.6)

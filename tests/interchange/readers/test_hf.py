@@ -280,6 +280,26 @@ def test_masks_are_filled_without_pooler_or_nsp_head(made, tmp_path: Path) -> No
 
 
 @pytest.mark.medium
+@pytest.mark.parametrize("architecture", ["Bert", "BertForSequenceClassification", "BertForTokenClassification"])
+def test_the_maximum_length_of_the_tokenizer_is_applied_and_kept(architecture: str, made, tmp_path: Path) -> None:
+    model, long_text = made(architecture), "a b c d e f a b c d"
+    model.save(tmp_path / "model")
+    file = tmp_path / "model" / "tokenizer_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "model_max_length": 5}))
+    again = bert.load(tmp_path / "model")
+    again.save(tmp_path / "again")
+    assert json.loads((tmp_path / "again" / "tokenizer_config.json").read_text())["model_max_length"] == 5
+    if architecture == "Bert":
+        assert again.longest_text == 5
+        np.testing.assert_allclose(again.embed(long_text), model.embed("a b c"), atol=1e-6)
+    else:
+        assert again.data.max_length == 5 == bert.load(tmp_path / "again").data.max_length
+    if architecture == "BertForSequenceClassification":
+        [cut], [short] = again.predict([long_text]), again.predict(["a b c"])
+        assert cut == short
+
+
+@pytest.mark.medium
 def test_pooling_is_what_the_folder_declares(made, tmp_path: Path) -> None:
     texts = ["a b c", "d", "e f"]
     for mode in ("mean", "cls", "max"):

@@ -10,7 +10,9 @@ from safetensors.numpy import load_file, save_file
 import bert
 from bert.errors import UserError
 from bert.inference.load import load_vocabulary
-from tests.interchange.hf_folders import LABELS, assert_same
+from bert.interchange.sentence_transformers.writer import write_pooling_files
+from bert.model.pooling import Pooling
+from tests.interchange.hf_folders import CONFIG, LABELS, assert_same, edit
 
 QUERY = "bert.encoder.layer.0.attention.self.query"
 
@@ -56,6 +58,23 @@ def test_an_adapter_is_added_to_its_base(adapter: Path) -> None:
     write(adapter, use_rslora=True)
     scaled = bert.load(adapter).params["bert"]["encoder"]["layer_0"]["attention"]["query"]["kernel"]
     np.testing.assert_allclose(scaled, expected + 6 / 2**0.5 * (b @ a).T, rtol=1e-5, atol=1e-6)
+
+
+def test_an_adapter_has_its_own_pooling_or_the_base_models(adapter: Path) -> None:
+    base, of_base, own = adapter.parent / "base", Pooling("cls", query_prompt="a "), Pooling("max", normalize=True)
+    write_pooling_files(of_base, CONFIG, base)
+    assert bert.load(adapter).pooling is bert.load(base, adapter=adapter).pooling is None, "a classifier"
+    edit(base, architectures=["BertModel"])
+    tensors = load_file(base / "model.safetensors")
+    encoder = {name.removeprefix("bert."): array for name, array in tensors.items() if name.startswith("bert.")}
+    save_file(encoder, base / "model.safetensors", {"format": "pt"})
+    saved = load_file(adapter / "adapter_model.safetensors")
+    saved = {name: array for name, array in saved.items() if "lora" in name}
+    save_file(saved, adapter / "adapter_model.safetensors")
+    write(adapter, task_type="FEATURE_EXTRACTION")
+    assert bert.load(adapter).pooling == bert.load(base, adapter=adapter).pooling == of_base
+    write_pooling_files(own, CONFIG, adapter)
+    assert bert.load(adapter).pooling == bert.load(base, adapter=adapter).pooling == own
 
 
 def test_the_original_of_a_replaced_module_is_left_out(adapter: Path) -> None:
