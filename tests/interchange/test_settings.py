@@ -18,7 +18,23 @@ from bert.interchange.readers import hf as hf_reader
 from bert.interchange.writers import hf
 from bert.model.pooling import Pooling
 from bert.tasks.registry import published_task
-from tests.interchange.hf_folders import CONFIG, edit
+from tests.interchange.hf_folders import ALBERT, CONFIG, DEBERTA, DEBERTA_V1, DISTILBERT, edit
+
+
+@pytest.mark.parametrize(
+    ("config", "key"),
+    [
+        (DISTILBERT, "seq_classif_dropout"),
+        (ALBERT, "classifier_dropout_prob"),
+        (DEBERTA, "cls_dropout"),
+        (DEBERTA_V1, "cls_dropout"),
+    ],
+)
+def test_the_dropout_of_a_head_has_the_key_that_its_class_reads(config, key: str, made, tmp_path: Path) -> None:
+    made("BertForSequenceClassification", config, classifier_dropout=0.3).save(tmp_path / "out")
+    content = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (content[key], "classifier_dropout" in content) == (0.3, False)
+    assert bert.load(tmp_path / "out").classifier_dropout == 0.3
 
 
 @pytest.mark.parametrize("rate", [None, 0.0, 0.3])

@@ -30,6 +30,9 @@ OPTIONAL = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 """``Family.defaults`` of families without dropout."""
 
+HEAD_DROPOUT = "classifier_dropout"
+"""Key of most families, and the field of `bert.interchange.bundle.ModelBundle`."""
+
 ROW_HEADS = ("SequenceClassification", "MultipleChoice")
 """Ends of the names of classes with one output, or one output per choice, for the whole row."""
 
@@ -161,6 +164,7 @@ class Family:
         read_config: maps a checked config.json to the fields of `ModelConfig` that differ from ``keys`` and ``limits``.
             Raises UserError.
         write_config: the inverse of ``read_config``, as keys of config.json.
+        head_dropout: key of config.json for the dropout of heads, and ends of the names of the classes that read it.
         flatten: moves the settings of nested models in config.json to the top level. Raises UserError.
         nest: the inverse of ``flatten``, given the configuration and the special tokens of the target.
         separate: maps configuration, parameters and padding id to configuration and parameters without sharing, as in
@@ -200,6 +204,7 @@ class Family:
     has_form: Callable[[ModelConfig, str], bool]
     read_config: Callable[[dict[str, Any]], dict[str, Any]] = lambda content: {}
     write_config: Callable[[ModelConfig, SpecialTokenIds], dict[str, Any]] = lambda config, special: {}
+    head_dropout: tuple[str, tuple[str, ...]] = (HEAD_DROPOUT, ("",))
     flatten: Callable[[dict[str, Any]], dict[str, Any]] = lambda content: content
     nest: Callable[[dict[str, Any], ModelConfig, SpecialTokenIds], dict[str, Any]] = lambda content, *_: content
     separate: Callable[[ModelConfig, ParametersByPath, int], tuple[ModelConfig, ParametersByPath]] = (
@@ -223,6 +228,11 @@ class Family:
     def class_of(self, architecture: str) -> str:
         """Returns the class of an architecture. If transformers lacks it, returns the name that it would have."""
         return self.classes.get(architecture) or self.class_prefix + architecture.removeprefix("Bert")
+
+    def head_dropout_key(self, class_name: str) -> str:
+        """Returns the key of config.json for the dropout of a class's head."""
+        key, heads = self.head_dropout
+        return key if class_name.endswith(heads) else HEAD_DROPOUT
 
     def architecture_of(self, name: str) -> str | None:
         """Returns the architecture of a transformers class; None if it is not supported."""
@@ -271,18 +281,6 @@ def encoder_names(prefix: str, without: tuple[str, ...] = ()) -> dict[str, str]:
         "qa_outputs": "qa_outputs",
     }
     return {path: name for path, name in names.items() if path.removeprefix("bert/embeddings/") not in without}
-
-
-def rename_dropout(key: str, heads: tuple[str, ...] = ("",)) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Returns a ``flatten`` that reads the dropout of classifiers from ``key``, for classes that end in ``heads``."""
-
-    def flatten(content: dict[str, Any]) -> dict[str, Any]:
-        is_classifier = str(content.get("architectures")).strip("[]'").endswith(heads)
-        if not is_classifier or content.get(key) is None:
-            return content
-        return {"classifier_dropout": content[key], **content}
-
-    return flatten
 
 
 def read_embedding_size(content: dict[str, Any]) -> int | None:

@@ -114,7 +114,7 @@ DISTILBERT = Family(
         "layer_norm_eps": Limit(1e-12, "its LayerNorm has no other epsilon"),
     },
     has_form=lambda config, architecture: config.pooler_act == "relu",
-    flatten=base.rename_dropout("seq_classif_dropout", base.ROW_HEADS),
+    head_dropout=("seq_classif_dropout", base.ROW_HEADS),
 )
 """DistilBERT (Sanh et al. 2019): BERT without segments, and with relu in the row-level heads."""
 
@@ -240,6 +240,6 @@ ALBERT = Family(
     has_form=_is_albert,
     read_config=_read_albert_config,
     write_config=_write_albert_config,
-    flatten=base.rename_dropout("classifier_dropout_prob"),
+    head_dropout=("classifier_dropout_prob", ("",)),
 )
 """ALBERT (Lan et al. 2019): BERT with narrow embeddings, shared layers, and sentence order prediction."""

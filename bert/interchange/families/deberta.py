@@ -204,7 +204,7 @@ DEBERTA = Family(
     has_form=lambda config, architecture: config.position_embedding_type == "disentangled" and not config.causal,
     read_config=_read_config,
     write_config=_write_config,
-    flatten=base.rename_dropout("cls_dropout", base.ROW_HEADS),
+    head_dropout=("cls_dropout", base.ROW_HEADS),
     nest=_with_convolution,
     from_files=_from_files,
 )

@@ -180,7 +180,7 @@ XLNET = Family(
     has_form=lambda config, architecture: config.position_embedding_type == "transformer_xl" and not config.causal,
     read_config=_read_config,
     write_config=_write_config,
-    flatten=base.rename_dropout("summary_last_dropout", base.ROW_HEADS),
+    head_dropout=("summary_last_dropout", base.ROW_HEADS),
     separate=_with_segments,
     from_files=_from_files,
     to_files=_to_files,

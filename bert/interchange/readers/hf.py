@@ -29,7 +29,7 @@ from bert.interchange.bundle import (
     read_task_settings,
 )
 from bert.interchange.families import FAMILIES, Family, family_of_classes, family_of_type
-from bert.interchange.families.base import OPTIONAL
+from bert.interchange.families.base import HEAD_DROPOUT, OPTIONAL
 from bert.interchange.families.gte import published_as_jina
 from bert.interchange.generation_files import read_decoding, read_end_ids, read_target_tokenizer, warn_unread_decoding
 from bert.interchange.names import ARCHITECTURES_WITH_LABELS, TASKS, check_layers
@@ -296,9 +296,11 @@ def _family(content: dict[str, Any], file: Path) -> tuple[Family, dict[str, Any]
     if _declared_class(content) == late_interaction.STANFORD:
         content = {**content, "architectures": [family.classes["Bert"]]}
     try:
-        return family, family.flatten(content)
+        content = family.flatten(content)
     except UserError as error:
         raise UserError(f"{file}: {error}") from None
+    key = family.head_dropout_key(str(_declared_class(content)))
+    return family, content if content.get(key) is None else {HEAD_DROPOUT: content[key], **content}
 
 
 def _declared_class(content: dict[str, Any]) -> Any:

@@ -19,6 +19,7 @@ from bert.errors import UserError, on_one_line
 from bert.files import read_json, write_atomic
 from bert.interchange.bundle import ModelBundle, task_settings
 from bert.interchange.families import family_of
+from bert.interchange.families.base import HEAD_DROPOUT
 from bert.interchange.generation_files import TARGET_TOKENIZER
 from bert.interchange.hub import is_downloaded
 from bert.interchange.sentence_transformers.names import CROSS_ENCODER
@@ -52,6 +53,8 @@ def published_config(model: ModelBundle) -> dict[str, Any]:
         content["id2label"] = {str(index): label for index, label in enumerate(model.labels)}
         content["label2id"] = {label: index for index, label in enumerate(model.labels)}
     settings = task_settings(model)
+    if HEAD_DROPOUT in settings:
+        settings[family.head_dropout_key(content["architectures"][0])] = settings.pop(HEAD_DROPOUT)
     first = ("problem_type", "null_score_diff_threshold", "label_thresholds")
     content |= {key: settings.pop(key) for key in first if key in settings}
     if model.score_activation is not None:
