@@ -179,10 +179,10 @@ def beam_search(
 ) -> Decoded:
     """Returns the ``beams`` best continuations found by beam search, equal to transformers' ``generate``.
 
-    Of the C best candidates, the K best that do not end are continued. C is 2K or, with E end tokens, (1 + E)K.
-    Candidates among the K best that end, or reach
-    the limit, compete with the finished hypotheses. A row is done when its best unfinished hypothesis is no better than
-    the worst finished one at the same length. With early stopping, it is done when K hypotheses are finished.
+    Of the C best candidates, the K best that do not end are continued. With E end tokens, C is max(2, 1 + E) K.
+    Candidates among the K best that end, or reach the limit, compete with the finished hypotheses. A row is done when
+    its best unfinished hypothesis is no better than the worst finished one at the same length. With early stopping, it
+    is done when K hypotheses are finished.
 
     Args:
         step: function that computes logits, for B rows of prompts, and then for B * K rows, with the hypotheses of a

@@ -18,7 +18,7 @@ from bert.interchange.bundle import ModelBundle
 from bert.tokenizer.library import special_ids
 from bert.tokenizer.vocabulary import embedding_rows, load_tokenizer, require_embedding_rows
 
-GENERATION_CONFIG, END = "generation_config.json", "eos_token_id"
+GENERATION_CONFIG, EOS = "generation_config.json", "eos_token_id"
 
 TARGET_TOKENIZER = "target_tokenizer"
 """Subfolder for the tokenizer of a separate target vocabulary. transformers defines no name for it."""
@@ -86,7 +86,7 @@ def read_decoding(folder: Path, tokenizer: Tokenizer, log: Callable[[str], None]
     file = folder / GENERATION_CONFIG
     file = file if file.is_file() else folder / "config.json"
     content = read_json_object(file)
-    for key, expected in zip(("decoder_start_token_id", END), target_boundaries(tokenizer), strict=True):
+    for key, expected in zip(("decoder_start_token_id", EOS), target_boundaries(tokenizer), strict=True):
         if (value := content.get(key, expected)) not in (expected, [expected], None):
             raise UserError(
                 f"{file}: {key} is {value!r}, but the tokenizer of targets has {tokenizer.id_to_token(expected)} "
@@ -146,11 +146,11 @@ def read_end_ids(folder: Path, tokenizer: Tokenizer) -> tuple[int, ...]:
     """
     files = [file for name in (GENERATION_CONFIG, "config.json") if (file := folder / name).is_file()]
     file, ids = next(
-        ((file, ids) for file in files if (ids := read_json_object(file).get(END)) is not None), (folder, [])
+        ((file, ids) for file in files if (ids := read_json_object(file).get(EOS)) is not None), (folder, [])
     )
     end_ids, size = tuple(ids if isinstance(ids, list) else [ids]), embedding_rows(tokenizer)
     if any(type(each) is not int or not 0 <= each < size for each in end_ids):
-        raise UserError(f"{file}: {END} is {shorten(ids)}: set it to ids from 0 to {size - 1}, or remove it")
+        raise UserError(f"{file}: {EOS} is {shorten(ids)}: set it to ids from 0 to {size - 1}, or remove it")
     return () if end_ids == (special_ids(tokenizer).end,) else end_ids
 
 
@@ -172,7 +172,7 @@ def generation_config(model: ModelBundle) -> dict[str, Any]:
     content: dict[str, Any] = {
         "decoder_start_token_id": start,
         "bos_token_id": start,
-        END: end,
+        EOS: end,
         "pad_token_id": special_ids(tokenizer).padding,
     }
     if decoding is None:

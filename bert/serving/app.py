@@ -27,6 +27,7 @@ from pydantic import BaseModel, Field
 from tokenizers import Tokenizer
 
 import bert
+from bert.config.model import WINDOW_MODES
 from bert.errors import UserError, first_line
 from bert.inference.pretrained import Pretrained
 from bert.interchange.task_adapters import find_task
@@ -57,15 +58,15 @@ class OpenAIEmbeddings(BaseModel):
     task: str | None = None
 
 
-class Truncated(BaseModel):
-    """Fields of all bodies of text-embeddings-inference. Texts that are too long are cut, unless truncate is false."""
+class TEIRequest(BaseModel):
+    """Fields of all requests of text-embeddings-inference. Long texts are cut, unless truncate is false."""
 
     model: str | None = None
     truncate: bool | None = None
     truncation_direction: Literal["Right", "right"] = "Right"
 
 
-class Embed(Truncated):
+class Embed(TEIRequest):
     """Body of ``/embed``."""
 
     inputs: Text | list[Text]
@@ -75,7 +76,7 @@ class Embed(Truncated):
     task: str | None = None
 
 
-class Rerank(Truncated):
+class Rerank(TEIRequest):
     """Body of ``/rerank``."""
 
     query: Text
@@ -84,7 +85,7 @@ class Rerank(Truncated):
     return_text: bool = False
 
 
-class Predict(Truncated):
+class Predict(TEIRequest):
     """Body of ``/predict``. An input is a text, the texts of a pair as a list, or the fields of a row as an object."""
 
     inputs: Any
@@ -103,6 +104,13 @@ class Served:
     model: Pretrained
     queue: BatchQueue
     counter: Tokenizer
+
+    @property
+    def max_length(self) -> float:
+        """Maximum number of tokens of an input that is not cut; inf if longer ones are read through windows."""
+        model = self.model
+        has_windows = model.data.long_texts in WINDOW_MODES or (model.task is not None and model.task.windows)
+        return math.inf if has_windows else model.row_length
 
     def count(self, inputs: Sequence[Any]) -> tuple[int, int]:
         """Returns the number of tokens that the model reads of all inputs, and the length of the longest input."""
@@ -244,7 +252,8 @@ def make_app(
         pairs = [(body.query, text) for text in body.texts]
         answers, _ = await run(entry, "rerank", compute, pairs, whole=body.truncate is False)
         scores = [task.pair_score(answer, "1") for answer in answers]
-        if not body.raw_scores and not task.exclusive_labels and (activation or "Identity").endswith("Identity"):
+        has_logits = activation is None or activation.endswith(".Identity")
+        if not body.raw_scores and not task.exclusive_labels and has_logits:
             scores = [_sigmoid(score) for score in scores]
         order = sorted(range(len(scores)), key=lambda number: -scores[number])
         texts = [{"text": text} if body.return_text else {} for text in body.texts]
@@ -257,7 +266,7 @@ def make_app(
         """
         entry = find(body.model)
         task = entry.model.require_task()
-        if entry.model.texts_per_input is None and 2 in getattr(task, "counts", ()) and _are_two_texts(body.inputs):
+        if {len(texts) for texts in task.table_columns} == {1, 2} and _are_two_texts(body.inputs):
             raise HTTPException(422, "inputs is a pair, or two texts: pass [[text, text]] or [[text], [text]]")
         is_one, inputs = _as_inputs(body.inputs, task, _reads_pairs(entry.model))
         answers, _ = await run(entry, "predict", entry.model.predict, inputs, whole=body.truncate is False)
@@ -285,8 +294,8 @@ async def _run(
     if len(inputs) > MAX_TEXTS:
         raise HTTPException(422, f"the request has {len(inputs):,} inputs: pass at most {MAX_TEXTS:,}")
     tokens, longest = await asyncio.to_thread(entry.count, inputs)
-    if whole and longest > entry.model.row_length:
-        limit = f"{entry.name} reads {entry.model.row_length}"
+    if whole and longest > entry.max_length:
+        limit = f"{entry.name} reads {entry.max_length:,}"
         raise HTTPException(413, f"truncate is false and a text has {longest:,} tokens, but {limit}: shorten it")
     if tokens > MAX_TOKENS:
         raise HTTPException(422, f"the request has {tokens:,} tokens: pass at most {MAX_TOKENS:,}")

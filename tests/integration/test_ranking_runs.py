@@ -339,6 +339,8 @@ def test_a_reranker_is_scored_ranks_and_is_exported(trained: Trained, tmp_path: 
     model.save(tmp_path / "out")
     config = json.loads((tmp_path / "out/config.json").read_text())
     assert (config["architectures"], len(config["id2label"])) == (["BertForSequenceClassification"], 1)
+    tokenizer_config = json.loads((tmp_path / "out/tokenizer_config.json").read_text())
+    assert bert.load(tmp_path / "out").data.max_length == model.data.max_length == tokenizer_config["model_max_length"]
     again = bert.load(tmp_path / "out").rank(row["query"], documents)
     assert [match.number for match in again] == [match.number for match in order]
     assert [match.score for match in again] == pytest.approx([match.score for match in order], abs=1e-5)

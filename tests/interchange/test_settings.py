@@ -18,7 +18,7 @@ from bert.interchange.readers import hf as hf_reader
 from bert.interchange.writers import hf
 from bert.model.pooling import Pooling
 from bert.tasks.registry import published_task
-from tests.interchange.hf_folders import ALBERT, CONFIG, DEBERTA, DEBERTA_V1, DISTILBERT, edit
+from tests.interchange.hf_folders import ALBERT, CONFIG, DEBERTA, DEBERTA_V1, DISTILBERT, XLNET, edit
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,7 @@ from tests.interchange.hf_folders import ALBERT, CONFIG, DEBERTA, DEBERTA_V1, DI
         (ALBERT, "classifier_dropout_prob"),
         (DEBERTA, "cls_dropout"),
         (DEBERTA_V1, "cls_dropout"),
+        (XLNET, "summary_last_dropout"),
     ],
 )
 def test_the_dropout_of_a_head_has_the_key_that_its_class_reads(config, key: str, made, tmp_path: Path) -> None:

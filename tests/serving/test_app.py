@@ -147,6 +147,10 @@ def test_predict(client: TestClient, models: dict[str, bert.Pretrained]) -> None
     assert post("classification", {"text": "ba"}) == post("classification", "ba")
     pair = post("squad", ["ba", "ko ri tu lo"])
     assert pair == post("squad", [{"question": "ba", "context": "ko ri tu lo"}])[0]
+    long_context = {"question": "ba", "context": "ko ri tu lo " * 99}
+    assert (
+        "answer" in client.post("/predict", json={"model": "squad", "inputs": long_context, "truncate": False}).json()
+    )
     assert pair["answer"] == models["squad"].predict([("ba", "ko ri tu lo")])[0].answer
     assert post("tagging", "ba ko")["entities"] == models["tagging"].predict("ba ko").entities
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
@@ -200,12 +200,24 @@ def random_uint64s_per_row(predictions: Predictions, rows: dict[str, np.ndarray]
     return predictions.uint64s_per_row(rows["input_ids"].shape[1], 1 if packed is None else packed.shape[1])
 
 
+class HeldOutMemory(NamedTuple):
+    """The memory of held-out rows.
+
+    Attributes:
+        max_tokens: maximum number of tokens in the memory of a row.
+        num_rows: number of rows before a row on which its losses depend through the memory.
+    """
+
+    max_tokens: int
+    num_rows: int
+
+
 def held_out_batches(
     rows: RowSource,
     predictions: Predictions,
     batch_size: int,
     process: tuple[int, int] = (0, 1),
-    memory: tuple[int, int] | None = None,
+    memory: HeldOutMemory | None = None,
 ) -> Iterator[Batch]:
     """Yields this host's rows of every held-out batch, with masks that depend only on the row's index.
 
@@ -213,8 +225,7 @@ def held_out_batches(
 
     Args:
         memory: None for rows in the order of the file; otherwise each row continues the same row of the batch before,
-            as in `SegmentLoader`. The pair is the maximum number of tokens in the memory of a row, and the number of
-            rows before a row on which its losses depend: as many batches of weight 0 fill the memory first.
+            as in `SegmentLoader`. Up to ``num_rows`` batches of weight 0 come first, which fill the memory.
     """
     own, count = host_slice(batch_size, process), num_held_out_batches(len(rows), batch_size)
     within, across = (batch_size, 1) if memory is None else (1, count)
@@ -227,7 +238,7 @@ def held_out_batches(
         words = philox_uint64_of_rows((_HELD_OUT, 0), some, random_uint64s_per_row(predictions, taken))
         batch = masked_batch(taken, predictions, words, own.start)
         if memory is not None:
-            batch[MEMORY_TOKENS] = _memory_tokens(rows, some, number + num_before, memory[0])
+            batch[MEMORY_TOKENS] = _memory_tokens(rows, some, number + num_before, memory.max_tokens)
         for name, value in batch.items():
             if name != "rows":
                 is_used = is_row & (number >= 0) if name.endswith("_weights") else is_row
@@ -235,10 +246,10 @@ def held_out_batches(
         yield batch
 
 
-def num_held_out_batches(num_rows: int, batch_size: int, memory: tuple[int, int] | None = None) -> int:
+def num_held_out_batches(num_rows: int, batch_size: int, memory: HeldOutMemory | None = None) -> int:
     """Returns the number of `held_out_batches`."""
     count = -(-num_rows // batch_size)
-    return count if memory is None else count + min(memory[1], (batch_size - 1) * count)
+    return count if memory is None else count + min(memory.num_rows, (batch_size - 1) * count)
 
 
 def masked_batch(rows: dict[str, np.ndarray], predictions: Predictions, words: np.ndarray, first_row: int) -> Batch:

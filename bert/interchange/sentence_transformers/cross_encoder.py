@@ -9,8 +9,8 @@ from typing import Any
 from bert.errors import WarningText
 from bert.files import read_json
 from bert.interchange.sentence_transformers import late_interaction
-from bert.interchange.sentence_transformers.names import CROSS_ENCODER, PROMPTS, TEXT_SETTINGS
-from bert.interchange.sentence_transformers.reader import read_text_settings
+from bert.interchange.sentence_transformers.names import CROSS_ENCODER, PROMPTS
+from bert.interchange.sentence_transformers.reader import find_text_settings, is_cross_encoder, read_text_settings
 from bert.model.pooling import find_activation
 from bert.tokenizer.hf_settings import read_model_max_length
 
@@ -22,14 +22,14 @@ def read_max_length(folder: Path, texts: Path, log: Callable[[str], None]) -> in
         texts: folder of the tokenizer.
     """
     length = read_model_max_length(texts)
-    if not (folder / "modules.json").is_file() or not late_interaction.is_cross_encoder(folder):
+    if not is_cross_encoder(folder):
         return length
     content = late_interaction.read_prompts(folder)
-    if (content.get("prompts") or {}).get(name := content.get("default_prompt_name")):
-        log(
-            WarningText(f"{folder / PROMPTS}: the prompt {name} is not applied: put it before the first text of a pair")
-        )
-    file = next((file for name in TEXT_SETTINGS if (file := folder / name).is_file()), None)
+    prompts, name = content.get("prompts"), content.get("default_prompt_name")
+    if isinstance(prompts, dict) and isinstance(name, str) and prompts.get(name):
+        text = f"the prompt {name} is not applied: put it before the first text of a pair"
+        log(WarningText(f"{folder / PROMPTS}: {text}"))
+    file = find_text_settings(folder)
     if file is None:
         return length
     declared, lowercase = read_text_settings(file, "sequence-classification", log)

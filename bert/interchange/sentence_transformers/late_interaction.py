@@ -118,11 +118,6 @@ def read_prompts(folder: Path) -> dict[str, Any]:
     return read_json_object(folder / PROMPTS) if (folder / PROMPTS).is_file() else {}
 
 
-def is_cross_encoder(folder: Path) -> bool:
-    """Whether a sentence-transformers folder holds a cross-encoder. Raises UserError."""
-    return read_prompts(folder).get("model_type") == "CrossEncoder"
-
-
 def token_features(
     folder: Path, module_types: Collection[str], settings: Mapping[str, Any]
 ) -> tuple[tuple[str, ...], bool]:

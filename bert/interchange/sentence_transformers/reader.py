@@ -95,6 +95,12 @@ def encoder_folder(folder: Path, route: Role = DOCUMENT) -> Path:
     return modules[0][1] if modules else folder
 
 
+def is_cross_encoder(folder: Path) -> bool:
+    """Whether a sentence-transformers folder holds a cross-encoder. Raises UserError."""
+    kind = late_interaction.read_prompts(folder).get("model_type")
+    return (folder / "modules.json").is_file() and kind == "CrossEncoder"
+
+
 def is_static(folder: Path, route: Role = DOCUMENT) -> bool:
     """Whether the encoder of a sentence-transformers folder is a table without layers. Raises UserError."""
     return any(name in (STATIC_EMBEDDING, TOKEN_TABLE) for name, _ in _modules(folder, route))
@@ -124,7 +130,7 @@ def read_pooling(
         return _read_stanford(folder, log, weights) if late_interaction.is_stanford(folder) else None
     folder_of, content = dict(modules), late_interaction.read_prompts(folder)
     is_lexical, is_late = "SpladePooling" in folder_of, late_interaction.is_late(folder_of, content)
-    texts_file = _find_text_settings(folder, route)
+    texts_file = find_text_settings(folder, route)
     task, length, lowercase = "fill-mask" if is_lexical else "feature-extraction", None, False
     if texts_file is not None:
         length, lowercase = read_text_settings(texts_file, task, log, late_interaction.LENGTH_KEYS if is_late else ())
@@ -157,7 +163,7 @@ def read_pooling(
     )
 
 
-def _find_text_settings(folder: Path, route: Role) -> Path | None:
+def find_text_settings(folder: Path, route: Role = DOCUMENT) -> Path | None:
     """Returns the file of `TEXT_SETTINGS` for an encoder; None if there is none, and for tables."""
     if is_static(folder, route):
         return None
@@ -218,7 +224,7 @@ def _listed_modules(folder: Path) -> list[tuple[str, Path]]:
     if not isinstance(modules, list) or not modules or not all(isinstance(module, dict) for module in modules):
         raise UserError(f"{file} is not a list of modules: copy it again")
     listed = [(class_name(module.get("type", "")), _inside(file, module.get("path", ""))) for module in modules]
-    if not late_interaction.is_cross_encoder(folder):
+    if not is_cross_encoder(folder):
         return listed
     if listed != [("Transformer", folder)]:
         raise UserError(
@@ -260,7 +266,8 @@ def fit_to_model(
 def _declared_tasks(folder: Path) -> tuple[str, ...]:
     """Returns the names of an encoder's tasks, whose prompts are in its config.json."""
     file = folder / "config.json"
-    return tuple((read_json_object(file).get(TASKS) or ()) if file.is_file() else ())
+    tasks = read_json_object(file).get(TASKS) if file.is_file() else None
+    return tuple(map(str, tasks)) if isinstance(tasks, list) else ()
 
 
 def _model_settings(

@@ -24,7 +24,7 @@ from bert.interchange.bundle import ModelBundle
 from bert.interchange.families import Family, family_of
 from bert.interchange.families.base import Limit
 from bert.interchange.generation_files import (
-    END,
+    EOS,
     GENERATION_CONFIG,
     generation_config,
     unexpressed_decoding,
@@ -267,7 +267,7 @@ def _write(model: ModelBundle, folder: Path) -> None:
     if names.has_decoder(model.architecture):
         files[GENERATION_CONFIG] = generation_config(model)
     elif model.end_ids:
-        files[GENERATION_CONFIG] = {END: list(model.end_ids)}
+        files[GENERATION_CONFIG] = {EOS: list(model.end_ids)}
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     write_task_adapters(model.task_adapters, folder)

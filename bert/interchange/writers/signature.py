@@ -352,5 +352,5 @@ def write_metadata_files(model: ModelBundle, folder: Path, ports: Signature, dty
     if model.labels:
         parts.append(f"Labels, by number: {describe_labels(model)}.")
     if model.score_activation is not None:
-        parts.append(f"The graph returns the logit of the score, to which `{model.score_activation}` is applied.")
+        parts.append(f"The graph returns the logit of the score. Apply `{model.score_activation}` to it.")
     write_atomic(folder / "README.md", "\n\n".join(parts) + "\n")

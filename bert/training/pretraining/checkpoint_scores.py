@@ -122,7 +122,8 @@ class CheckpointScores:
         """Keeps the checkpoint that is best on the tasks of the recipes, regardless of its age."""
         lines = [line for line in read_metrics(self._run, TRANSFER_SCORES) if line.get("task") in self._tasks]
         if lines and lines[-1].get("tasks") != self._tasks:
-            append_transfer_score(self._run, {**lines[-1], "tasks": self._tasks})  # nothing was missing
+            # The tasks changed and no score was missing: a repeated line declares the new tasks.
+            append_transfer_score(self._run, {**lines[-1], "tasks": self._tasks})
         best = best_transfer_step(self._run)
         if best in self._directory.steps() and best != self._directory.best:
             self._directory.set_best(best)

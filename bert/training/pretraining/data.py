@@ -27,6 +27,7 @@ from bert.data.pretraining.build import build_examples
 from bert.data.pretraining.dataset import PretrainingDataset, open_rows
 from bert.data.pretraining.loader import (
     Batch,
+    HeldOutMemory,
     PretrainingLoader,
     RowSource,
     SegmentLoader,
@@ -83,16 +84,16 @@ class PhaseData:
         )
 
     @property
-    def _held_out_memory(self) -> tuple[int, int] | None:
-        """Returns the length of the memory, and the rows before a row on which its losses depend; None without memory.
+    def _held_out_memory(self) -> HeldOutMemory | None:
+        """The memory of held-out rows; None for a model without one.
 
-        Each layer reads the rows in the memory of a row, whose inputs depend on the memories of these rows.
+        Each layer reads the rows in the memory, whose states depend on their own memory in the layer below.
         """
         model = self.phase.config.model
         if model.memory_length is None:
             return None
         rows_in_memory = -(-model.memory_length // self.phase.config.data.sequence_length)
-        return model.memory_length, model.num_hidden_layers * rows_in_memory
+        return HeldOutMemory(model.memory_length, model.num_hidden_layers * rows_in_memory)
 
     def record_position(self, run: RunFolder[PretrainConfig], step: int) -> None:
         """Records in stream.json where a stream continues after ``step``, before the checkpoint of the step is saved.

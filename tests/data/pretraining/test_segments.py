@@ -3,7 +3,13 @@
 import numpy as np
 import pytest
 
-from bert.data.pretraining.loader import MEMORY_TOKENS, SegmentLoader, held_out_batches, num_held_out_batches
+from bert.data.pretraining.loader import (
+    MEMORY_TOKENS,
+    HeldOutMemory,
+    SegmentLoader,
+    held_out_batches,
+    num_held_out_batches,
+)
 from bert.data.pretraining.masking import NextTokens
 from bert.errors import UserError
 
@@ -64,8 +70,9 @@ def test_every_held_out_row_counts_once(processes: int, num_before: int) -> None
     seen: list[int] = []
     for process in range(processes):
         before: dict[int, int] = {}
-        batches = list(held_out_batches(Blocks(23), NextTokens(), 4, (process, processes), (M, num_before)))
-        assert len(batches) == num_held_out_batches(23, 4, (M, num_before)) == 6 + num_before
+        memory = HeldOutMemory(M, num_before)
+        batches = list(held_out_batches(Blocks(23), NextTokens(), 4, (process, processes), memory))
+        assert len(batches) == num_held_out_batches(23, 4, memory) == 6 + num_before
         for number, batch in enumerate(batches):
             assert len(batch["rows"]) == 4 // processes
             for place, real in enumerate(batch["attention_mask"][:, 0]):

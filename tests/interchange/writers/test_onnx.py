@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
 from bert.commands.export import main
 from bert.data.long_texts import LongTexts
@@ -16,6 +17,7 @@ from bert.errors import UserError
 from bert.model.heads import HEADS
 from bert.model.names import ARCHITECTURES, GLOBAL_TOKENS
 from bert.model.pooling import MODES, PooledDense, Pooling
+from bert.tokenizer.hf_settings import set_truncation_side
 from tests.helpers import OPTIONS
 
 onnx = pytest.importorskip("onnx", reason="needs the extra `onnx`")
@@ -210,10 +212,12 @@ def test_the_folder(make, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("format", ["onnx", "stablehlo"])
-def test_the_lines_of_the_readme_cut_texts_as_in_training(make, tmp_path, monkeypatch, format: str) -> None:
+@pytest.mark.parametrize(("format", "side"), [("onnx", "right"), ("onnx", "left"), ("stablehlo", "right")])
+def test_the_lines_of_the_readme_cut_texts_as_in_training(make, tmp_path, monkeypatch, format: str, side: str) -> None:
     model = dataclasses.replace(make("BertForSequenceClassification"), long_texts=LongTexts(SHORTER), texts_per_input=1)
-    text = "one text " * 6
+    model = model.replace(tokenizer=Tokenizer.from_str(model.tokenizer.to_str()))
+    set_truncation_side(model.tokenizer, side)
+    text = "text " * 6 + "one " * 6
     assert len(model.tokenize(text)["input_ids"][0]) == LONGEST
     model.save(tmp_path / format, format)
     readme = (tmp_path / format / "README.md").read_text().replace('("a pair", "of texts")', repr(text))

@@ -138,6 +138,14 @@ def test_the_thresholds_of_labels_are_beside_the_graph(make, tmp_path):
     assert "`no` 0.25, `perhaps` 0.5, `yes` 0.5, `both` 1 (a" in (tmp_path / "README.md").read_text()
 
 
+def test_the_activation_of_a_score_is_beside_the_graph(make, tmp_path):
+    sigmoid = "torch.nn.modules.activation.Sigmoid"
+    model = dataclasses.replace(make("BertForSequenceClassification"), score_activation=sigmoid)
+    write_metadata_files(model, tmp_path, stablehlo.signature(model), "int32", [])
+    assert json.loads((tmp_path / "signature.json").read_text())["score_activation"] == sigmoid
+    assert f"Apply `{sigmoid}` to it." in (tmp_path / "README.md").read_text()
+
+
 def test_what_texts_are_cut_to_and_begin_with_is_beside_the_graph(make, tmp_path):
     pooling = Pooling(max_length=7, lowercase=True, query_prompt="query: ", document_prompt="passage: ")
     model = dataclasses.replace(make("Bert"), pooling=pooling)
