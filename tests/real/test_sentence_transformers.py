@@ -268,6 +268,8 @@ def test_a_cross_encoder_has_the_same_scores(library: Any, shared: Path, tmp_pat
     bert.load(tmp_path / "out").save(tmp_path / "logits")
     logits = library.CrossEncoder(str(tmp_path / "logits")).predict(pairs)
     np.testing.assert_allclose(1 / (1 + np.exp(-logits)), theirs.predict(pairs), atol=1e-5)
+    set_keys(tmp_path / "out/config_sentence_transformers.json", activation_fn=None)
+    check()
     set_keys(tmp_path / "out/sentence_bert_config.json", max_seq_length=11, do_lower_case=True)
     check()
     set_keys(tmp_path / "out/config_sentence_transformers.json", default_prompt_name="query")

@@ -9,7 +9,7 @@ from typing import Any
 from bert.errors import WarningText
 from bert.files import read_json
 from bert.interchange.sentence_transformers import late_interaction
-from bert.interchange.sentence_transformers.names import CROSS_ENCODER, PROMPTS
+from bert.interchange.sentence_transformers.names import CROSS_ENCODER, PROMPTS, SIGMOID
 from bert.interchange.sentence_transformers.reader import find_text_settings, is_cross_encoder, read_text_settings
 from bert.model.pooling import find_activation
 from bert.tokenizer.hf_settings import read_model_max_length
@@ -41,9 +41,9 @@ def read_max_length(folder: Path, texts: Path, log: Callable[[str], None]) -> in
 def read_score_activation(
     folder: Path, content: Mapping[str, Any], num_labels: int, log: Callable[[str], None]
 ) -> str | None:
-    """Returns the PyTorch class that a sentence-transformers cross-encoder applies to its score; None if undeclared.
+    """Returns the PyTorch class that a sentence-transformers cross-encoder applies to its score; None for other models.
 
-    Without a declaration, sentence-transformers applies a sigmoid to a single output.
+    Without a declaration, a cross-encoder applies a sigmoid to a single output.
 
     Args:
         num_labels: number of outputs. The activation is read only if it is 1.
@@ -54,6 +54,8 @@ def read_score_activation(
     settings = read_json(folder / PROMPTS) if (folder / PROMPTS).is_file() else {}
     if isinstance(settings, dict) and settings.get("model_type") == "CrossEncoder" and settings.get("activation_fn"):
         file, declared = folder / PROMPTS, settings["activation_fn"]
+    if declared is None and num_labels == 1 and (isinstance(nested, dict) or is_cross_encoder(folder)):
+        return SIGMOID
     if declared is None or (num_labels != 1 and str(declared).endswith(".Identity")):
         return None
     if num_labels == 1 and find_activation(declared) is not None:

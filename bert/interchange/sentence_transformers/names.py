@@ -28,3 +28,6 @@ NUM_LOG1P = {"relu": 1, "log1p_relu": 2}
 
 CROSS_ENCODER = "sentence_transformers"
 """Key of config.json with the settings of cross-encoders."""
+
+SIGMOID = "torch.nn.modules.activation.Sigmoid"
+"""Activation of a cross-encoder that declares none."""

@@ -12,6 +12,7 @@ import bert
 from bert.config import ModelConfig
 from bert.errors import UserError
 from bert.inference.search import find_nearest
+from bert.interchange.sentence_transformers.names import SIGMOID
 from bert.interchange.sentence_transformers.reader import TANH, read_pooling
 from bert.interchange.sentence_transformers.writer import write_pooling_files
 from bert.model.pooling import MODES, PooledDense, Pooling
@@ -251,11 +252,10 @@ def test_a_bad_truncate_dim_is_an_error(made, tmp_path: Path, truncate_dim) -> N
         bert.load(tmp_path / "out")
 
 
-SIGMOID = "torch.nn.modules.activation.Sigmoid"
-
-
 @pytest.mark.medium
-@pytest.mark.parametrize("place", ["config.json", "config.json of version 3", "config_sentence_transformers.json"])
+@pytest.mark.parametrize(
+    "place", ["config.json", "config.json of version 3", "config_sentence_transformers.json", "undeclared"]
+)
 def test_the_activation_of_a_cross_encoder_is_applied(place: str, made, tmp_path: Path) -> None:
     model = made("BertForSequenceClassification")
     classifier = {name: array[..., :1] for name, array in model.params["classifier"].items()}
@@ -268,6 +268,8 @@ def test_the_activation_of_a_cross_encoder_is_applied(place: str, made, tmp_path
         edit(tmp_path / "out", sentence_transformers={"activation_fn": SIGMOID})
     elif place == "config.json of version 3":
         edit(tmp_path / "out", sbert_ce_default_activation_function=SIGMOID)
+    elif place == "undeclared":
+        edit(tmp_path / "out", sentence_transformers={"version": "5.0.0"})
     else:
         settings = {"model_type": "CrossEncoder", "activation_fn": SIGMOID}
         (tmp_path / "out" / place).write_text(json.dumps(settings))
