@@ -45,7 +45,7 @@ def test_a_vocabulary_of_one_special_token(tmp_path: Path) -> None:
     assert rows.ids.tolist() == [tokenizer.token_to_id("Ġa")] * 2
     save_published_tokenizer(tokenizer, tmp_path / "out", 16)
     written = json.loads((tmp_path / "out" / "special_tokens_map.json").read_text())
-    assert written == {"bos_token": END, "eos_token": END}
+    assert written == {"bos_token": END, "eos_token": END, "pad_token": END}
     assert load_tokenizer(tmp_path / "out").to_str() == tokenizer.to_str()
 
 

@@ -275,8 +275,7 @@ def _write(model: ModelBundle, folder: Path) -> None:
         write_pooling_files(model.pooling, model.config, folder)
     for tokenizer, place in published_tokenizers(model, folder):
         segments = model.config.type_vocab_size > 1  # with a single segment, the model class makes the ids
-        length, pads = model.row_length, model.pooling is not None
-        save_published_tokenizer(tokenizer, place, length, segments, pads)
+        save_published_tokenizer(tokenizer, place, model.row_length, segments)
     architecture = family_of(model).classes[model.architecture]
     (folder / "README.md").write_text(model_card(model, architecture), encoding="utf-8")
     shutil.copymode(folder / "README.md", file)  # the library restricts its file to the owner

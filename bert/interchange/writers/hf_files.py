@@ -84,15 +84,13 @@ def published_tokenizers(model: ModelBundle, folder: Path) -> list[tuple[Tokeniz
     return [(published_tokenizer(model), folder), *target]
 
 
-def save_published_tokenizer(
-    tokenizer: Tokenizer, folder: Path, max_length: int, segments: bool = True, pads: bool = False
-) -> None:
+def save_published_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int, segments: bool = True) -> None:
     """Writes tokenizer.json, the vocabulary, tokenizer_config.json and special_tokens_map.json.
+
+    If the vocabulary has no padding token, its end token is declared as one, as in config.json.
 
     Args:
         segments: whether the model reads token_type_ids, which most transformers tokenizers make.
-        pads: whether the end token of a vocabulary without a padding token is declared as one, for embeddings of
-            several texts.
     """
     save_tokenizer(tokenizer, folder)
     content = json.loads(tokenizer.to_str())
@@ -103,7 +101,7 @@ def save_published_tokenizer(
     of_text = () if "cls" in special else ("bos", "eos")  # RoBERTa's are cls and sep, which its class sets
     roles = [role for role in ("pad", "unk", "cls", "sep", "mask", *of_text) if role in special]
     names = {f"{role}_token": tokenizer.id_to_token(special[role]) for role in roles}
-    if pads and "pad" not in special:
+    if "pad" not in special and ("eos" in special or "sep" in special):
         names["pad_token"] = tokenizer.id_to_token(special_ids(tokenizer).padding)
     config = {**_class(content), **names, "model_max_length": max_length}
     if truncation_side(tokenizer) == "left":
