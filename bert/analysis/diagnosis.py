@@ -21,7 +21,14 @@ from bert.interchange.sentence_transformers.routes import DOCUMENT
 from bert.interchange.tensor_files import PICKLE, SAFETENSORS, read_tensors
 from bert.runs.checkpoint_directory import SAVING, CheckpointDirectory, has_params_only, verify_manifest
 from bert.runs.environment import read_environment
-from bert.runs.folder import ENVIRONMENT_FILE, FROZEN_WEIGHTS, LOGGER_RUNS_FILE, STREAM_FILE, TARGET_TOKENIZER
+from bert.runs.folder import (
+    BRANCH_FILE,
+    ENVIRONMENT_FILE,
+    FROZEN_WEIGHTS,
+    LOGGER_RUNS_FILE,
+    STREAM_FILE,
+    TARGET_TOKENIZER,
+)
 from bert.runs.metrics_log import read_metrics, read_results
 from bert.runs.orbax_io import read_frozen_weights
 from bert.tasks import question_answering
@@ -86,7 +93,7 @@ def _run_findings(run: Path) -> Iterator[Finding]:
     yield from _metrics_findings(run)
     if (run / ENVIRONMENT_FILE).is_file() and not read_environment(run):
         yield Finding(DAMAGED, f"{run / ENVIRONMENT_FILE} is not JSON: remove it; the run does not need it")
-    for name in (STREAM_FILE, LOGGER_RUNS_FILE):
+    for name in (STREAM_FILE, BRANCH_FILE, LOGGER_RUNS_FILE):
         if (run / name).is_file():
             yield from _caught(DAMAGED, read_json, run / name)
     if isinstance(config, FinetuneConfig) and config.lora.rank is not None:

@@ -53,8 +53,9 @@ class PretrainConfig:
     vocabulary. null: random weights."""
     init_state: bool = False
     """Continue from the whole training state of init, which is RUN@STEP: weights, optimizer, step and data position.
-    training.steps then includes the steps of init. All keys may differ except the model's, optimizer.name, and
-    whether optimizer.spike_deviations is null."""
+    training.steps then includes the steps of init. All keys may differ except the model's, data.input_format,
+    training.objective, optimizer.name, and whether optimizer.max_grad_norm, optimizer.spike_deviations and
+    training.z_loss are used."""
     seed: Seed = 0
     """Seed of the initial weights, the order of the data, masks and dropout."""
     mlm_bias_init: Literal["unigram", "zeros"] = "unigram"
@@ -357,6 +358,10 @@ def check_phases(config: PretrainConfig) -> None:
     for number, phase in enumerate(phases, 1):
         phase.check(f"phases.{number}", is_last=number == len(phases))
     total = int(config.training.steps)
+    share, steps = sum(phase.share or 0.0 for phase in phases), sum(phase.steps or 0 for phase in phases)
+    if share and share * total + steps > total * (1 - 1e-9):
+        others = f" and {steps:,} of the {total:,} steps" if steps else ""
+        raise UserError(f"phases have shares of {share:g}{others}, which leaves no steps for the last one: lower them")
     first = 0
     boundaries = phase_boundaries(phases, total)
     for number, (phase, end, alone) in enumerate(zip(phases, boundaries, phase_configs(config), strict=True), 1):

@@ -43,6 +43,9 @@ DATA_DIGEST_FILE = "data.digest"
 STREAM_FILE = "stream.json"
 """File with the positions of a stream's readers at each checkpoint, by the name of the examples of the phase."""
 
+BRANCH_FILE = "branch.json"
+"""File with the step and the number of rows after which a run with init_state continues its source's data."""
+
 TARGET_TOKENIZER = "target_tokenizer"
 """Folder of the vocabulary of the targets, if a model has a separate one."""
 
@@ -57,7 +60,7 @@ LENGTH_KEYS = ("steps", "epochs", "max_minutes")
 LOGGER_RUNS_FILE = "loggers.json"
 """File with the ids of a run at the services of its loggers, which a resumed run continues."""
 
-STATE_FILES = (DIGEST_FILE, DATA_DIGEST_FILE, STREAM_FILE, ENVIRONMENT_FILE, LOGGER_RUNS_FILE, BUDGET_FILE)
+STATE_FILES = (DIGEST_FILE, DATA_DIGEST_FILE, STREAM_FILE, BRANCH_FILE, ENVIRONMENT_FILE, LOGGER_RUNS_FILE, BUDGET_FILE)
 
 FROZEN_WEIGHTS = "frozen.safetensors"
 """File with the frozen weights of a run with adapters (LoRA), which its checkpoints do not contain."""

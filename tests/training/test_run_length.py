@@ -16,6 +16,7 @@ from bert.config import EmbeddingConfig, FinetuneConfig, OptimizerConfig, Pretra
 from bert.config.pretraining import PhaseConfig
 from bert.config.run_file import RESUMABLE, SCHEDULE_KEYS
 from bert.config.validation import keys_of
+from bert.data.pretraining.loader import Batch, PretrainingLoader
 from bert.runs.folder import BUDGET_FILE, RunFolder
 from bert.training import run_length
 from bert.training.run_length import StepCosts, TimeBudget, num_equal_steps, timed
@@ -174,6 +175,26 @@ def test_a_branch_with_the_same_keys_makes_the_next_steps_of_its_source(pretrain
     jax.tree.map(np.testing.assert_array_equal, state_of(run), state_of(source))
 
 
+@pytest.mark.medium
+def test_a_branch_with_other_batches_reads_the_rows_after_those_of_its_source(pretrain, source, tmp_path, monkeypatch):
+    """And so does a branch of this branch. The source's batches have 8 rows."""
+    firsts: dict[int, list[int]] = {}
+    batch = PretrainingLoader.batch
+
+    def recorded(loader: PretrainingLoader, step: int) -> Batch:
+        row = loader.first_row + (step - loader.first_step) * loader.batch_size
+        firsts.setdefault(loader.batch_size, []).append(row)
+        return batch(loader, step)
+
+    monkeypatch.setattr(PretrainingLoader, "batch", recorded)
+    init, steps = source, 8
+    for rows, expected in ((4, [64, 68]), (16, [72])):
+        options = ["--init_state=true", f"--init={init}@{steps}", f"--training.batch_size={rows}", *CONSTANT]
+        steps += len(expected)
+        init = pretrain(tmp_path / f"run{rows}", steps, *options)
+        assert sorted(set(firsts[rows]))[: len(expected)] == expected
+
+
 @pytest.mark.slow
 def test_a_branch_may_decay_with_other_batches_and_another_corpus(pretrain, source, tmp_path) -> None:
     decay = ["--optimizer.schedule=warmup_stable_decay", "--optimizer.decay_ratio=0.4", "--training.batch_size=4"]
@@ -182,6 +203,8 @@ def test_a_branch_may_decay_with_other_batches_and_another_corpus(pretrain, sour
     lines = [line for line in lines_of(run) if line["split"] == "train"]
     assert [line["step"] for line in lines] == [10]
     assert lines[0]["learning_rate"] == pytest.approx(3e-3 / 4)
+    # The corpus and its seed are others, so that its first row is read in step 9.
+    assert json.loads((run / "branch.json").read_text()) == {"step": 8, "rows": {}}
     moments, before = (state_of(path)["opt_state"]["1"]["mu"] for path in (run, source))
     assert jax.tree.structure(moments) == jax.tree.structure(before)
 

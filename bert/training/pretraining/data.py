@@ -7,7 +7,6 @@ import itertools
 import json
 import os
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from functools import partial
@@ -47,7 +46,8 @@ from bert.tokenizer.byte_level import token_byte_counts
 from bert.tokenizer.library import special_ids, vocabulary_kind
 from bert.tokenizer.vocabulary import embedding_rows, load_tokenizer, require_embedding_rows, save_tokenizer
 from bert.training.initialization import Log, with_vocab_size
-from bert.training.pretraining.setup import Setup
+from bert.training.pretraining.branches import BEGINNING, BranchStart, branch_start, rows_read
+from bert.training.pretraining.setup import Setup, has_begun
 from bert.training.run_length import check_extension, num_train_steps
 
 
@@ -174,15 +174,21 @@ def build_data(
         on_progress = progress_lines(log)
         datasets = [build_examples(phase.data, tokenizer, progress=on_progress) for phase in phase_configs(config)]
         run.check_data(*dict.fromkeys(examples.folder.name for examples in datasets))
-        _warn_of_losses(datasets[0], tokenizer, config.data, warn)
+        corpora = {str(config.data.train): "data.train"}
+        for number, (phase, examples) in enumerate(zip(phase_configs(config), datasets, strict=True), 1):
+            key = corpora.setdefault(str(phase.data.train), f"phases.{number}.train")
+            if number == 1 or key == f"phases.{number}.train":
+                _warn_of_losses(examples, tokenizer, phase.data, warn, key)
         for warning in datasets[0].pair_warnings():
             warn(warning)
         if run.is_writer:
             save_tokenizer(tokenizer, run.path)
     run = check_extension(dataclasses.replace(run, config=config), _steps_per_epoch(config, datasets[0]), log)
     run = run.save_config(config)
+    names = [examples.folder.name for examples in datasets]
+    start = branch_start(run, tokenizer, names, has_begun(run), on_progress)
     streams = _open_streams(run, tokenizer, datasets, process, log) if config.data.streaming else None
-    return run, PretrainingData(tokenizer, open_phases(config, tokenizer, datasets, process, streams))
+    return run, PretrainingData(tokenizer, open_phases(config, tokenizer, datasets, process, streams, start))
 
 
 def check_data_of_completed(run: RunFolder[PretrainConfig], log: Log) -> None:
@@ -215,34 +221,35 @@ def open_phases(
     datasets: Sequence[PretrainingDataset],
     process: tuple[int, int],
     streams: Sequence[RowSource] | None = None,
+    start: BranchStart = BEGINNING,
 ) -> list[PhaseData]:
     """Returns the phases with their data. Phases with the same examples continue where the previous phase ended.
 
     Args:
         datasets: the examples of each of `phase_configs`.
         streams: their training rows if they are streamed instead of built.
+        start: where a branch starts.
     """
     phases: list[PhaseData] = []
     train_rows = [open_rows(examples.train) for examples in datasets] if streams is None else streams
     make_loader: Callable[..., PretrainingLoader] = PretrainingLoader if streams is None else StreamLoader
     if (memory_length := config.model.memory_length) is not None:
         make_loader = partial(SegmentLoader, memory_length=memory_length)
-    num_rows_read: Counter[Path] = Counter()
+    names = [examples.folder.name for examples in datasets]
     spans = resolve_phases(config, num_train_steps(config.training, _steps_per_epoch(config, datasets[0])))
     for phase in spans:
         examples, rows = datasets[phase.number - 1], train_rows[phase.number - 1]
-        batch_size = phase.config.training.batch_size
+        first_step = max(phase.first, start.step)
         loader = make_loader(
             rows,
             make_predictions(phase.config.data, tokenizer, phase.config.training.objective),
-            batch_size,
+            phase.config.training.batch_size,
             phase.config.seed,
             process,
             static_masking=phase.config.data.static_masking,
-            first_step=phase.first,
-            first_row=num_rows_read[examples.folder],
+            first_step=first_step,
+            first_row=rows_read(spans, names, first_step, start)[examples.folder.name],
         )
-        num_rows_read[examples.folder] += (phase.end - phase.first) * batch_size
         held_out = make_predictions(phase.held_out, tokenizer, phase.config.training.objective)
         data = PhaseData(phase, examples, loader, open_rows(examples.eval), held_out)
         if (byte_counts := token_byte_counts(tokenizer)) is not None and phase.config.training.objective == "clm":
@@ -311,11 +318,13 @@ def _warn_of_trained_files(held_out: Sequence[str], config: DataConfig, warn: Lo
         warn(f"warning: {both[0]} {are} in data.train as well: held-out scores are of text that was trained on")
 
 
-def _warn_of_losses(examples: PretrainingDataset, tokenizer: Tokenizer, config: DataConfig, warn: Log) -> None:
-    """Warns of unknown and removed characters in a sample, and of unknown tokens in the whole text."""
+def _warn_of_losses(
+    examples: PretrainingDataset, tokenizer: Tokenizer, config: DataConfig, warn: Log, key: str
+) -> None:
+    """Warns of unknown and removed characters in a sample, and of unknown tokens in the whole text of a key."""
     losses = measure_losses(tokenizer, sample_texts(config))
     unknown_rate = examples.unknown_rate(special_ids(tokenizer))
-    warn_of_losses(losses._replace(unknown=max(losses.unknown, unknown_rate)), tokenizer, warn)
+    warn_of_losses(losses._replace(unknown=max(losses.unknown, unknown_rate)), tokenizer, warn, key)
 
 
 Starts = Mapping[str, Sequence[Sequence[Start]]]

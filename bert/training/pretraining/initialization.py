@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -12,34 +10,11 @@ from flax import traverse_util
 
 from bert.config import ModelConfig
 from bert.data.pretraining.dataset import PretrainingDataset, open_rows
-from bert.errors import UserError
 from bert.metrics import unigram_log_probabilities
 from bert.model.names import PROJECTIONS
-from bert.runs.checkpoint import Checkpointer, Checkpoints
 from bert.training.initialization import Log, Params, taken_layers
 from bert.training.pretraining.cooccurrence import cooccurrence_embeddings
 from bert.training.pretraining.distillation import Teacher
-
-
-def restore_branched(checkpoints: Checkpoints, folder: Path, step: int, log: Log, like: Any) -> tuple[int, Any] | None:
-    """Restores the newest checkpoint of a run; if it has none, restores the state of the run that it continues.
-
-    Raises:
-        UserError: the state does not fit.
-    """
-    if (restored := checkpoints.restore(like)) is not None:
-        return restored
-    with Checkpointer(folder / "checkpoints", None, log) as source:
-        try:
-            return source.restore(like, step)
-        except UserError as error:
-            raise UserError(
-                f"init_state is true, but the training state of {folder} cannot be continued ({error}): keep "
-                "what the run is trained with (optimizer.name, optimizer.max_grad_norm, whether "
-                "optimizer.spike_deviations is null, data.input_format, training.objective, whether "
-                "training.z_loss is 0), or remove init_state to take the weights alone"
-            ) from None
-
 
 VOCAB_PARAMS = (
     ("bert", "embeddings", "word", "embedding"),

@@ -27,13 +27,13 @@ from bert.training.flops import flops_per_token, shapes_of
 from bert.training.initialization import Initializable, Log, Params, initialize_state
 from bert.training.loop import TrainLoop, TrainStep
 from bert.training.optimizer import learning_rate_schedule, make_optimizer
+from bert.training.pretraining.branches import find_branch_source, restore_branched
 from bert.training.pretraining.checkpoint_scores import CheckpointScores
 from bert.training.pretraining.data import PhaseData, PretrainingData, build_data, predictable_counts
 from bert.training.pretraining.evaluation import PretrainingEvaluator
 from bert.training.pretraining.initialization import (
     init_embeddings,
     init_mlm_bias,
-    restore_branched,
     start_from_teacher,
 )
 from bert.training.pretraining.objectives import OBJECTIVES, CompileLoss, build_with_teacher
@@ -45,7 +45,7 @@ from bert.training.pretraining.results import (
     unigram_loss,
     write_results,
 )
-from bert.training.pretraining.setup import Setup, find_branch_source, has_begun, resolve_setup, save_setup
+from bert.training.pretraining.setup import Setup, has_begun, resolve_setup, save_setup
 from bert.training.pretraining.transfer import measure_transfer
 from bert.training.recurrence import memory_shape
 from bert.training.run_length import StepCosts, TimeBudget, time_train_step

@@ -5,25 +5,25 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from bert.config import DataConfig, PretrainConfig
 from bert.config.phases import OVERRIDES, PhaseConfig
 from bert.config.pretraining import phase_configs
 from bert.config.run_file import load_run_config
-from bert.errors import UserError, require
-from bert.inference.load import fetch_model, load_for_training
+from bert.errors import UserError
+from bert.inference.load import load_for_training
 from bert.inference.pretrained import Pretrained
 from bert.model.layers import LayerExecution
 from bert.parallel import multihost
 from bert.parallel.backends import Parallelism, make_parallelism
 from bert.runs.checkpoint_directory import CheckpointDirectory
 from bert.runs.environment import record_environment
-from bert.runs.folder import RunFolder, config_class_of_run
+from bert.runs.folder import RunFolder
 from bert.tokenizer.extension import decompose_new_tokens
 from bert.tokenizer.vocabulary import embedding_rows, load_tokenizer
 from bert.training.initialization import Log, model_config_from_source
+from bert.training.pretraining.branches import find_branch_source
 from bert.training.pretraining.distillation import Teacher, check_student, load_teacher
 from bert.training.pretraining.initialization import extend_embeddings
 from bert.training.pretraining.transfer import check_transfer
@@ -138,7 +138,11 @@ def _load_init_model(
         final = load_run_config(find_branch_source(config)[0]).model
         values = {key: getattr(final, key) for key in OVERRIDES["model"]}
         model = dataclasses.replace(model, config=dataclasses.replace(model.config, **values))
-    sizes = model_config_from_source(config.model, model.config, model.source, (*OVERRIDES["model"], "memory_length"))
+    replaced = (*OVERRIDES["model"], "memory_length")
+    sizes = model_config_from_source(config.model, model.config, model.source, replaced)
+    for key in replaced:
+        if (value := getattr(sizes, key)) != getattr(config.model, key):
+            log(f"model.{key} is {value}, as in {config.init}")
     config = dataclasses.replace(config, model=sizes)
     config.check()
     config.check_model()
@@ -176,15 +180,3 @@ def _load_teacher(config: PretrainConfig, log: Log) -> tuple[PretrainConfig, Tea
     check_student(config, teacher)
     distillation = dataclasses.replace(config.distillation, checksum=teacher.checksum)
     return dataclasses.replace(config, distillation=distillation), teacher
-
-
-def find_branch_source(config: PretrainConfig) -> tuple[Path, int]:
-    """Returns folder and step of the pretraining run to continue. Raises UserError if there is none."""
-    init = require(config.init, "init")
-    folder, step = fetch_model(init)
-    if step is None or not (folder / "config.yaml").is_file() or config_class_of_run(folder) is not PretrainConfig:
-        raise UserError(
-            f"init is {init}, and init_state needs the checkpoint of a pretraining run: name it as RUN@STEP, such as "
-            "runs/mini@1000, or remove init_state"
-        )
-    return folder, step
