@@ -16,6 +16,7 @@ from bert.remote import exists, writable, writable_path
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+    from bert.data.corpus.vocabulary import Losses
     from bert.data.pretraining.dataset import PretrainingDataset
     from bert.data.worker_processes import Engine
 
@@ -162,10 +163,14 @@ def examples_command(argv: list[str]) -> int:
         tokenizer = load_vocabulary(source, print)
     else:
         tokenizer = corpus_vocabulary(config.data, config.tokenizer, print, engine)
-    losses = measure_losses(tokenizer, sample_texts(config.data))
-    warn_of_losses(losses, tokenizer)
-    progress, complete = progress_lines(print), True
-    for phase in phase_configs(config):
+    losses: dict[str, Losses] = {}
+    progress, complete, shown_folders = progress_lines(print), True, set[Path]()
+    for number, phase in enumerate(phase_configs(config), 1):
+        corpus = str(phase.data.train)
+        if corpus not in losses:
+            losses[corpus] = measure_losses(tokenizer, sample_texts(phase.data))
+            key = "data.train" if phase.data.train == config.data.train else f"phases.{number}.train"
+            warn_of_losses(losses[corpus], tokenizer, text=key)
         if shard is None:
             dataset: PretrainingDataset | None = build_examples(phase.data, tokenizer, progress=progress, engine=engine)
         else:
@@ -173,12 +178,15 @@ def examples_command(argv: list[str]) -> int:
         if dataset is None:
             complete = False
             continue
+        if dataset.folder in shown_folders:  # another phase with the same examples
+            continue
+        shown_folders.add(dataset.folder)
         rows, held_out = dataset.counts["train_rows"], dataset.counts["eval_rows"]
         print(f"examples in {dataset.folder}: {rows:,} rows, {held_out:,} held out")
         for warning in dataset.pair_warnings():
             LOGGER.warning(warning)
         if "statistics" in options:
-            log_table([*loss_statistics(losses), *example_statistics(dataset, tokenizer)])
+            log_table([*loss_statistics(losses[corpus]), *example_statistics(dataset, tokenizer)])
         if int(shown):
             _print_examples(dataset, tokenizer, phase, int(shown))
     if not complete:

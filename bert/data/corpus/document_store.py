@@ -49,6 +49,11 @@ class DocumentStore:
     filtered: dict[str, dict[str, Any]] = field(default_factory=dict)
     """`FilterReport` of each filter, as a dictionary."""
 
+    @property
+    def num_filtered(self) -> int:
+        """Number of documents that filters left out."""
+        return sum(report["documents"] for report in self.filtered.values())
+
     def offsets(self) -> np.ndarray:
         """Returns the byte offsets, int64 [N + 1], mapped."""
         return np.memmap(self.folder / _OFFSETS, dtype=np.int64, mode="r")

