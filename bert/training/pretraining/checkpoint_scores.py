@@ -35,6 +35,7 @@ from bert.training.pretraining.results import best_checkpoint, final_subject
 from bert.training.pretraining.transfer import (
     check_recipe,
     compare_starts,
+    recipe_settings,
     summarize_scores,
     transfer_config,
     transfer_names,
@@ -135,9 +136,7 @@ class CheckpointScores:
 
 
 def _digest(recipe: FinetuneConfig) -> str:
-    """Returns a digest of a configuration without the names of folders that differ between checkpoints."""
-    content = dataclasses.asdict(dataclasses.replace(recipe, init=None, output_dir=None))
-    return hashlib.blake2b(json.dumps(content).encode(), digest_size=8).hexdigest()
+    return hashlib.blake2b(json.dumps(recipe_settings(recipe)).encode(), digest_size=8).hexdigest()
 
 
 def _pause() -> None:

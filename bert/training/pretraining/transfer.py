@@ -77,7 +77,7 @@ def transfer_config(config: PretrainConfig, name: str) -> FinetuneConfig:
     if recipe.data.max_length > config.model.max_position_embeddings:
         raise UserError(
             f"model.max_position_embeddings is {config.model.max_position_embeddings}, and transfer {name} has rows of "
-            f"{recipe.data.max_length} tokens (data.max_length): enlarge the former, or set transfer to null"
+            f"{recipe.data.max_length} tokens: lower data.max_length in a copy of {path}, or use a model with more"
         )
     return recipe
 
@@ -173,9 +173,16 @@ def _scores_file(run: RunFolder[PretrainConfig], name: str) -> Path:
     return run.path / TRANSFER / Path(name).stem / SCORES_FILE
 
 
+def recipe_settings(recipe: FinetuneConfig) -> dict[str, Any]:
+    """Returns the settings of a recipe of `transfer_config`, without folders of the run, which may be moved."""
+    data = dataclasses.replace(recipe.data, dir=None) if recipe.data.dir == recipe.output_dir else recipe.data
+    settings = dataclasses.asdict(dataclasses.replace(recipe, data=data, init=None, output_dir=None))
+    return dict(load_json(json.dumps(settings)))
+
+
 def _key_of_scores(step: int, recipe: FinetuneConfig) -> dict[str, Any]:
     """Returns what the scores of a task depend on, as in its file."""
-    return dict(load_json(json.dumps({"step": step, "recipe": dataclasses.asdict(recipe)})))
+    return {"step": step, "recipe": recipe_settings(recipe)}
 
 
 def _read_scores(run: RunFolder[PretrainConfig], name: str, step: int, recipe: FinetuneConfig) -> dict[str, Any] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import signal
@@ -23,7 +24,7 @@ from bert.runs.metrics_log import append_transfer_score, best_transfer_step, rea
 from bert.runs.plots import Subject, make_curves, read_curves
 from bert.runtime.interrupts import Interrupted
 from bert.training.finetuning.starts import StartComparison
-from bert.training.pretraining import checkpoint_scores
+from bert.training.pretraining import checkpoint_scores, transfer
 from bert.training.pretraining.checkpoint_scores import CheckpointScores, follow, score_rows
 from bert.training.pretraining.transfer import transfer_config
 from tests.conftest import SMALL_RUN
@@ -273,6 +274,17 @@ def test_another_choice_of_tasks_selects_the_best_again(tmp_path: Path) -> None:
     lines = (tmp_path / "transfer.jsonl").read_text()
     scores_of("a", "b").protect_best()
     assert (tmp_path / "transfer.jsonl").read_text() == lines
+
+
+def test_scores_belong_to_a_run_by_any_path(tmp_path: Path) -> None:
+    """The folder of a task whose labels come from docstrings is inside of the run."""
+    for task in ("word_order", "rte"):
+        keys = set()
+        for path in ("runs/x", "./runs/x", str(tmp_path)):
+            config = dataclasses.replace(PretrainConfig(), output_dir=path)
+            recipe = transfer_config(config, task) if task == "word_order" else dataclasses.replace(CONFIG, init=path)
+            keys.add((checkpoint_scores._digest(recipe), json.dumps(transfer._key_of_scores(3, recipe))))
+        assert len(keys) == 1
 
 
 def test_errors(corpus: Path, recipes: list[Path], tmp_path: Path, fails) -> None:
