@@ -31,6 +31,7 @@ ALTERNATIVES = (
     ("optimizer.warmup_steps", "optimizer.warmup_ratio"),
     ("phases.N.steps", "phases.N.share"),
     ("phases.N.gradient_accumulation_steps", "phases.N.micro_batch_size"),
+    ("phases.N.ramp_steps", "phases.N.ramp_share"),
 )
 """Pairs of keys that set the same thing in two ways; N is the number of an item."""
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import jax
 
-from bert.parallel.devices import figures_of_device
+from bert.parallel.devices import figures_of_device, local_devices
 
 ACTIVITIES = ("training", "input", "compilation", "evaluation", "saving", "other")
 """Activities of `RunTimes`, in the order of results.json."""
@@ -104,9 +104,12 @@ def describe_times(timing: dict[str, Any]) -> str:
 
 
 def peak_flops_of_devices(dtype: str) -> float | None:
-    """Returns the published peak of all devices in FLOPs per second; None if unknown or not for this data type."""
-    figures = figures_of_device(jax.devices()[0].device_kind)
-    return None if figures is None or dtype != "bfloat16" else figures.peak_tflops * 1e12 * jax.device_count()
+    """Returns the published peak of the run's devices, in FLOPs per second; None if unknown for this data type."""
+    devices = local_devices()
+    figures = figures_of_device(devices[0].device_kind)
+    if figures is None or dtype != "bfloat16":
+        return None
+    return figures.peak_tflops * 1e12 * len(devices) * jax.process_count()
 
 
 @cache

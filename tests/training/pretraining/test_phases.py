@@ -101,6 +101,11 @@ def test_no_step_is_lost_between_shares_and_steps(total: int) -> None:
             ["phases.2 has no steps", "10", "training.steps"],
         ),
         ([PhaseConfig(0.01), PhaseConfig()], ["phases.1 has no steps"]),
+        ([PhaseConfig(0.9), PhaseConfig(0.25), PhaseConfig()], ["phases have shares of 1.15, which leaves no steps"]),
+        (
+            [PhaseConfig(0.5), PhaseConfig(steps=5), PhaseConfig()],
+            ["shares of 0.5 and 5 of the 10 steps"],
+        ),
         ([PhaseConfig(sequence_length=1024)], ["phases.1.sequence_length is 1024", "max_position_embeddings is 512"]),
         ([PhaseConfig(sequence_length=4)], ["phases.1.sequence_length is 4", "at least 8"]),
         (
