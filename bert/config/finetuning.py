@@ -322,6 +322,9 @@ class FinetuneConfig:
         self._check_distillation()
         self.training.check_mesh_batches(self.batches())
         if self.init == "none" and self.architecture_from is None:
+            if self.model.halting:
+                fix = "but fine-tuning does not add this cost of a layer to its loss: set it to 0"
+                raise UserError(f"model.halting is {self.model.halting:g}, {fix}")
             self.check_model()
         if self.seed + self.num_seeds > 2**32:
             raise UserError(f"seed + num_seeds is {self.seed + self.num_seeds}: it must be at most 2**32")

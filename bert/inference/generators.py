@@ -112,7 +112,8 @@ class DecodingLoop:
             keys = np.zeros((size, 2), np.int32)
             keys[: len(rows), 0] = np.asarray(numbers)[texts]
             keys[: len(rows), 1] = rows % samples
-            width = bucket_length(int(row_lengths[rows].max()), BUCKETS, self._config.max_position_embeddings)
+            longest = int(row_lengths[rows].max())
+            width = bucket_length(longest, BUCKETS, max(longest, self._config.max_position_embeddings))
             inputs = make_inputs(texts, width, size)
             check_inputs(inputs[0], self._config.known_vocab_size)
             results_of_batch = self.compiled(self._params, inputs, keys, settings, max_tokens, decoding.beams, stop)
@@ -163,22 +164,23 @@ class TextGenerator:
     ) -> list[list[Continuation]]:
         """Returns the continuations of prompts (see `DecodingLoop`). An empty prompt starts a new text.
 
-        The number of positions limits prompt and continuation together, or only the prompt with segment recurrence.
+        The number of positions limits prompt and continuation together, except with segment recurrence.
 
         Raises:
             UserError: a prompt leaves no room for a new token.
         """
         plain = (np.array([*self._prefix, *ids], np.int32) for ids in plain_ids(self._tokenizer, texts))
         prompts = [ids if len(ids) else np.array([self._end]) for ids in plain]
-        positions = self._config.max_position_embeddings
-        for text, prompt in zip(texts, prompts, strict=True):
-            if len(prompt) >= positions:
+        lengths = np.array([len(prompt) for prompt in prompts], int)
+        longest = self._config.max_position_embeddings
+        if self._config.memory_length is not None:
+            longest = int(lengths.max(initial=0)) + decoding.max_tokens
+        for text, length in zip(texts, lengths, strict=True):
+            if length >= longest:
                 raise UserError(
-                    f"the prompt {shown(text)} has {len(prompt)} tokens, but {self._source} reads fewer than "
-                    f"{positions} in a prompt: pass a shorter one"
+                    f"the prompt {shown(text)} has {length} tokens, but {self._source} reads fewer than "
+                    f"{longest} in a prompt: pass a shorter one"
                 )
-
-        longest = positions if self._config.memory_length is None else positions + decoding.max_tokens
 
         def make_inputs(indices: np.ndarray, width: int, size: int) -> Inputs:
             tokens, mask = (np.full((size, width), value, np.int32) for value in (self._end, 0))
@@ -190,7 +192,6 @@ class TextGenerator:
                 limits[row] = min(decoding.max_tokens, longest - len(prompt))
             return tokens, mask, limits
 
-        lengths = np.array([len(prompt) for prompt in prompts], int)
         max_tokens = bucket_length(min(decoding.max_tokens, longest), BUCKETS, longest)
         prefixes = [prompt.tolist() for prompt in prompts]
         return self.loop(lengths, make_inputs, decoding, batch_size, numbers, max_tokens, prefixes)

@@ -42,14 +42,15 @@ class Copying(struct.PyTreeNode):
         """
         rows, length, size = self.copy.shape
         generated = self.generate[..., None] + jax.nn.log_softmax(logits, axis=-1)
+        row, step, position = jnp.arange(rows)[:, None, None], jnp.arange(length)[:, None], jnp.arange(size)
         ids = jnp.broadcast_to(self.source_ids[:, None], (rows, length, size))
-        equal = self.source_ids[:, :, None] == self.source_ids[:, None]
-        copied = jnp.einsum("BTS,BSK->BTK", jnp.exp(self.copy), equal.astype(jnp.float32))
+        # All copies of a token are summed at its first position in the source.
+        positions_BV = jnp.full((rows, logits.shape[-1]), size).at[row[:, 0], self.source_ids].min(position)
+        first = positions_BV[row[:, 0], self.source_ids][:, None]
+        copied = jnp.zeros_like(self.copy).at[row, step, first].add(jnp.exp(self.copy))
         log_copied = jnp.log(jnp.maximum(copied, jnp.finfo(jnp.float32).tiny))
         growth = jax.nn.softplus(log_copied - jnp.take_along_axis(generated, ids, axis=-1))
-        is_first = jnp.argmax(equal, axis=-1) == jnp.arange(size)  # a token that occurs again is added once
-        places = (jnp.arange(rows)[:, None, None], jnp.arange(length)[:, None], ids)
-        return generated.at[places].add(jnp.where(is_first[:, None], growth, 0))
+        return generated.at[row, step, ids].add(jnp.where(first == position, growth, 0))
 
 
 class CopyAttention(nn.Module):

@@ -83,8 +83,8 @@ class BertForCausalLM(LanguageModel):
     ) -> tuple[Float[Array, "B P padded_V"], tuple[LayerCache, ...]]:
         """Decodes T more tokens: the prompt in one call, then one token per call. Later calls share one program.
 
-        With segment recurrence, each token attends to the ``memory_length`` tokens before it, as in segments of one
-        token.
+        With segment recurrence, each token attends to the ``memory_length`` tokens before it, and at least to those that
+        a row holds in training.
 
         Args:
             input_ids: [B, T] integers.
@@ -99,7 +99,8 @@ class BertForCausalLM(LanguageModel):
         Returns:
             [B, T, V] float32 logits of the next token ([B, 1, V] with ``last_only``), and the cache.
         """
-        mask = mask.replace(window=self.config.memory_length)
+        if (size := self.config.memory_length) is not None:
+            mask = mask.replace(window=max(size, self.config.max_position_embeddings - 1))
         encoded = self.bert(input_ids, position_ids=position_ids, mask=mask, cache=cache)
         hidden = encoded.last_hidden_state[:, -1:] if last_only else encoded.last_hidden_state
         return self.predictions(hidden, self.bert.embedding_table()), encoded.cache

@@ -121,7 +121,10 @@ def test_a_prompt_and_its_continuation_end_with_the_position_table() -> None:
 @pytest.mark.medium
 @pytest.mark.parametrize("memory_length", [5, 100])
 def test_with_a_memory_a_continuation_exceeds_the_positions(memory_length: int) -> None:
-    """Greedy texts equal one pass if the memory covers them, and rows of one token that continue each other if not."""
+    """Greedy texts equal one pass if the memory covers them, and rows of one token that continue each other if not.
+
+    A memory of fewer tokens than a row is extended to a row.
+    """
     sizes = {"position_embedding_type": "transformer_xl", "type_vocab_size": 0, "memory_length": memory_length}
     recurrent = language_model(end_bias=-100.0, **sizes)
     answer = recurrent.generate("the cat sat", max_tokens=POSITIONS + 9, details=True)
@@ -131,7 +134,8 @@ def test_with_a_memory_a_continuation_exceeds_the_positions(memory_length: int) 
         long = dataclasses.replace(recurrent.config, memory_length=None, max_position_embeddings=100)
         logits = np.asarray(BertForCausalLM(long).apply({"params": recurrent.params}, ids)[0])
     else:
-        module, memory, rows = BertForCausalLM(recurrent.config), SegmentMemory.empty(recurrent.config, 1), []
+        config = dataclasses.replace(recurrent.config, memory_length=POSITIONS - 1)
+        module, memory, rows = BertForCausalLM(config), SegmentMemory.empty(config, 1), []
         apply = jax.jit(functools.partial(module.apply, mutable=[COLLECTION]))
         for token in ids[0]:
             read, kept = apply({"params": recurrent.params, **memory_variables(memory)}, token[None, None])
@@ -141,8 +145,10 @@ def test_with_a_memory_a_continuation_exceeds_the_positions(memory_length: int) 
     assert logits.argmax(-1)[-len(answer.token_ids) - 1 : -1].tolist() == list(answer.token_ids)
     beams = recurrent.generate("the cat sat", max_tokens=POSITIONS + 9, beams=2, details=True)
     assert len(beams.token_ids) == POSITIONS + 9
-    with pytest.raises(bert.UserError, match="reads fewer than 24"):
-        recurrent.generate("e" * POSITIONS)
+    prompt = recurrent.tokenizer.decode(ids[0, : POSITIONS + 4].tolist(), skip_special_tokens=False)
+    assert ids_of(prompt) == ids[0, : POSITIONS + 4].tolist()
+    continued = recurrent.generate(prompt, max_tokens=5, details=True)
+    assert list(continued.token_ids) == ids[0, POSITIONS + 4 : POSITIONS + 9].tolist()
 
 
 @pytest.mark.medium

@@ -165,9 +165,11 @@ def test_greedy_decoding_and_beams_score_as_teacher_forcing_does(name: str) -> N
 
 
 @pytest.mark.slow
-def test_memory_grows_in_proportion_to_a_source_of_10_000_tokens() -> None:
+@pytest.mark.parametrize("copy_attention", [False, True])
+def test_memory_grows_in_proportion_to_a_source_of_10_000_tokens(copy_attention: bool) -> None:
     """WikiSum's sources (Liu et al. 2018) with local attention: no array of all pairs, in the gradients either."""
-    config = dataclasses.replace(CONFIG, attention_window=64, max_position_embeddings=10_000)
+    copies = {"copy_attention": True, "share_decoder": "embeddings"} if copy_attention else {}
+    config = dataclasses.replace(CONFIG, attention_window=64, max_position_embeddings=10_000, **copies)
     model = BertForSequenceToSequence(config)
 
     def temporary_bytes(length: int) -> int:

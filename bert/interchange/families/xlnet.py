@@ -171,7 +171,7 @@ XLNET = Family(
         "position_offset": base.FROM_ROW_0,
         "embedding_size": base.FULL_WIDTH,
     },
-    fixed={"attn_type": "bi", "clamp_len": -1, "same_length": False},
+    fixed={"attn_type": "bi", "bi_data": False, "clamp_len": -1, "same_length": False},
     settings={
         f"BertFor{head}": {"summary_type": "last", "summary_use_proj": True, "summary_activation": "tanh"}
         for head in base.ROW_HEADS
