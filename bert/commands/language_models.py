@@ -168,8 +168,8 @@ def evaluate_command(argv: list[str]) -> int:
         help="For one label per row: print the share of rows with at least this probability, and their accuracy.",
     )
     stride = (
-        "Language models: tokens between the starts of windows. (default: half of the model's positions, or all of them "
-        "with model.memory_length)"
+        "Language models: tokens between the starts of windows. (default: half of the model's positions, or all "
+        "of them with model.memory_length)"
     )
     parser.add_argument("--stride", type=int, metavar="N", help=stride)
     parser.add_argument("--batch_size", type=int, metavar="N", help="Rows or windows per batch. (default: 32, or 8)")

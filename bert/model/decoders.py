@@ -83,8 +83,8 @@ class BertForCausalLM(LanguageModel):
     ) -> tuple[Float[Array, "B P padded_V"], tuple[LayerCache, ...]]:
         """Decodes T more tokens: the prompt in one call, then one token per call. Later calls share one program.
 
-        With segment recurrence, each token attends to the ``memory_length`` tokens before it, and at least to those that
-        a row holds in training.
+        With segment recurrence, each token attends to the ``memory_length`` tokens before it, and at least to as many
+        as a row has in training.
 
         Args:
             input_ids: [B, T] integers.

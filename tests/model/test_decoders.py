@@ -52,7 +52,7 @@ PUBLISHED = {  # layers, width, heads, tokens V, positions T, parameters
     "GPT-2 XL": (48, 1600, 25, 50_257, 1024, 1_557_611_200),
 }
 SCALE = {  # the same, with the parameters that are published, in thousands of millions
-    "Megatron": (72, 3072, 32, 51_200, 1024, 8.3),  # Shoeybi et al. 2019
+    "Megatron": (72, 3072, 24, 51_200, 1024, 8.3),  # Shoeybi et al. 2019
     "Turing": (78, 4256, 28, 50_257, 1024, 17.2),  # Microsoft 2020
     "GPT-3": (96, 12_288, 96, 50_257, 2048, 175),  # Brown et al. 2020, table 2.1
     "Gopher": (80, 16_384, 128, 32_000, 2048, 280),  # Rae et al. 2021, table 1
