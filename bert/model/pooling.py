@@ -228,6 +228,7 @@ class Pooling:
 
 
 def _pool_rows(mode: str, hidden_states: Any, attention_mask: Any) -> Any:
+    """Pools padded rows, [B, T, D] -> [B, D]. A row without tokens gives zeros, except for cls."""
     xp = hidden_states.__array_namespace__()
     if mode == TOKEN_POOLING:
         return hidden_states[attention_mask > 0]
@@ -235,9 +236,10 @@ def _pool_rows(mode: str, hidden_states: Any, attention_mask: Any) -> Any:
     if mode == "cls":
         return hidden_states[rows, attention_mask.argmax(axis=1)]
     if mode == "lasttoken":
-        return hidden_states[rows, attention_mask.shape[1] - 1 - attention_mask[:, ::-1].argmax(axis=1)]
+        return (hidden_states * mask)[rows, attention_mask.shape[1] - 1 - attention_mask[:, ::-1].argmax(axis=1)]
     if mode == "max":
-        return xp.where(mask > 0, hidden_states, -xp.inf).max(axis=1)
+        largest = xp.where(mask > 0, hidden_states, -xp.inf).max(axis=1)
+        return xp.where(attention_mask.max(axis=1)[:, None] > 0, largest, 0)
     if mode == "weightedmean":
         mask = mask * xp.arange(1, mask.shape[1] + 1, dtype=xp.float32)[:, None]
     if mode == "sum":

@@ -115,8 +115,15 @@ def test_a_model_without_weights_is_shown_by_its_config_alone(published, capsys,
     assert {key: facts[key] for key in same} == {key: expected[key] for key in same}
     assert any("a BertForSequenceClassification would be read" in line for line in facts["read"])
     assert any(line.startswith("needs 0.00 GB") for line in facts["read"])
-    edit(published, model_type="big_bird")
-    assert "model_type is 'big_bird'" in fails(main, str(published))
+    for key, value, error in (
+        ("problem_type", "multi_label", "problem_type is 'multi_label'"),
+        ("classifier_dropout", 1.5, "classifier_dropout is 1.5"),
+        ("model_type", "big_bird", "model_type is 'big_bird'"),
+    ):
+        before = json.loads((published / "config.json").read_text()).get(key)
+        edit(published, **{key: value})
+        assert error in fails(main, str(published))
+        edit(published, **{key: before})
 
 
 @pytest.mark.medium

@@ -43,6 +43,30 @@ KINDS = {
 }
 
 
+@pytest.mark.parametrize("name", ["qwen3", "bert"])
+def test_a_tied_decoder_keeps_its_matrix_if_the_word_embeddings_are_replaced(name: str, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    torch.manual_seed(0)
+    architecture = "BertForCausalLM" if name == "qwen3" else "BertForMaskedLM"
+    settings = CASES[name].settings if name in CASES else {}
+    base = drawn(tmp_path / "base", architecture, name, **{**settings, "tie_word_embeddings": True})
+    words = {"qwen3": "embed_tokens", "bert": "word_embeddings"}[name]
+    lora = peft.LoraConfig(r=4, target_modules=["q_proj", "query"], modules_to_save=[words])
+    model = peft.get_peft_model(base, lora).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    model.save_pretrained(tmp_path / "adapter")
+    ours = bert.load(tmp_path / "base", adapter=tmp_path / "adapter")
+    ids = np.arange(12).reshape(2, 6)
+    with torch.no_grad():
+        expected = model(torch.tensor(ids)).logits.numpy()
+    found = ours.module.apply({"params": ours.params}, ids)
+    found = found[0] if isinstance(found, tuple) else found
+    np.testing.assert_allclose(np.asarray(found)[..., : expected.shape[-1]], expected, atol=1e-4)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_adapter_gives_the_outputs_of_peft(kind: str, shared: Path, tmp_path: Path) -> None:
     peft = pytest.importorskip("peft", reason="peft is not installed")

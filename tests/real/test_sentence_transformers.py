@@ -288,6 +288,23 @@ def test_a_cross_encoder_has_the_same_scores(library: Any, shared: Path, tmp_pat
         bert.load(tmp_path / "out")
 
 
+def test_texts_are_lower_cased_except_special_tokens(library: Any, shared: Path, tmp_path: Path) -> None:
+    theirs = library.SentenceTransformer(str(shared / "models" / "all-MiniLM-L6-v2"), device="cpu")
+    theirs.save_pretrained(str(tmp_path / "out"))
+    settings = json.loads((tmp_path / "out/tokenizer.json").read_text())
+    settings["normalizer"]["lowercase"] = False
+    (tmp_path / "out/tokenizer.json").write_text(json.dumps(settings))
+    set_keys(tmp_path / "out/tokenizer_config.json", do_lower_case=False)
+    set_keys(tmp_path / "out/sentence_bert_config.json", max_seq_length=30, do_lower_case=True)
+    texts = ["ΟΔΟΣ ΣΟΦΟΣ", "The capital is [MASK].", "[SEP] A", "PLAIN Words", "Élan"]
+    expected = library.SentenceTransformer(str(tmp_path / "out"), device="cpu").encode(texts)
+    model = bert.load(tmp_path / "out")
+    np.testing.assert_allclose(model.embed(texts), expected, atol=1e-5)
+    model.save(tmp_path / "again")
+    again = library.SentenceTransformer(str(tmp_path / "again"), device="cpu").encode(texts)
+    np.testing.assert_allclose(again, expected, atol=1e-5)
+
+
 @pytest.mark.parametrize("include", [True, False])
 def test_a_default_prompt_precedes_the_first_text_of_a_pair(
     include: bool, library: Any, shared: Path, tmp_path: Path

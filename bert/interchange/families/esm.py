@@ -36,7 +36,8 @@ def _read_config(content: dict[str, Any]) -> dict[str, Any]:
         "embedding_norm": bool(content.get("emb_layer_norm_before")),
     }
     if kind == "rotary":
-        return {**values, **llama.read_rotary(content), "position_embedding_type": "rotary"}
+        rotary = llama.read_rotary({"rope_theta": content.get("rope_theta")})  # transformers reads no other key
+        return {**values, **rotary, "position_embedding_type": "rotary"}
     offset = ids["pad_token_id"] + 1
     return {**values, "position_offset": offset, "max_position_embeddings": content["max_position_embeddings"] - offset}
 

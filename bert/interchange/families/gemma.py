@@ -63,7 +63,9 @@ def _is_causal(content: dict[str, Any]) -> bool:
 def _read_layers(content: dict[str, Any]) -> dict[str, Any]:
     """Returns the window on each side, and the global layers. Raises UserError for another layout."""
     count, kinds = content["num_hidden_layers"], content.get("layer_types")
-    every = content.get("sliding_window_pattern", EVERY[content["model_type"]])
+    every = EVERY[content["model_type"]]
+    if content["model_type"] != "gemma2":  # which transformers gives every second layer, whatever the file says
+        every = content.get("sliding_window_pattern", every)
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
         raise UserError(f"sliding_window_pattern is {every!r}: set it to a whole number of at least 1")
     if kinds is None:

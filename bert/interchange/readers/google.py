@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,12 +19,12 @@ from bert.interchange.families import GOOGLE_NAMES
 from bert.interchange.names import ARCHITECTURES_WITH_LABELS, check_layers
 from bert.interchange.readers.tf_checkpoint import Bundle
 from bert.model import names
+from bert.model.parameters import Params
 from bert.tokenizer.vocabulary import load_tokenizer, require_embedding_rows
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-Params = dict[str, Any]
 Log = Callable[[str], None]
 
 CONFIG = "bert_config.json"

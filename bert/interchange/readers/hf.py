@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ from bert.interchange.sentence_transformers.reader import (
     find_router,
     fit_to_model,
     is_static,
+    lower_case,
     read_pooling,
 )
 from bert.interchange.sentence_transformers.routes import DOCUMENT
@@ -138,7 +139,7 @@ def read_hf_model(
     pooling = fit_to_model(pooling, config, folder, log)
     task_settings = read_task_settings(content, architecture, file)
     label_thresholds = read_label_thresholds(content, len(labels), file)
-    tokenizer = _tokenizer(texts, folder, config, family, log)
+    pooling, tokenizer = lower_case(pooling, _tokenizer(texts, folder, config, family, log))
     if pooling is not None and pooling.has_token_vectors:
         pooling = late_interaction.fit_to_tokenizer(pooling, tokenizer, config, root, texts, log)
     target_tokenizer, decoding = None, None
@@ -158,7 +159,7 @@ def read_hf_model(
         if architecture == "Bert":
             stored, task_adapters = read_task_adapters(folder, content, family, stored, log)
         if adapter is not None:
-            stored, task_adapters = adapter.merge(stored, family), {}
+            stored, task_adapters = adapter.merge(stored, family, architecture), {}
         stored = family.from_files(config, content, stored)
         params, config, parts = _to_params(stored, source, config, family, architecture, len(labels), log)
     else:
@@ -166,11 +167,7 @@ def read_hf_model(
             str(root), known.checksum, lambda: read_hf_model(root, lambda text: None, route=route).params
         )
         config, parts = dataclasses.replace(config, tie_word_embeddings=known.tie_word_embeddings), known.parts
-    if names.PREDICTIONS in parts and family.prediction_act not in (None, config.hidden_act):
-        raise UserError(
-            f"{file}: hidden_act is {content[family.keys['hidden_act']]}, but the MLM head of {family.model_type} has "
-            f"{family.prediction_act}: use another model"
-        )
+    _check_prediction_act(parts, config, content, family, file)
     if inferred is not None:
         log(WarningText(f"{file}: architectures is missing, and inferred to be {inferred} from the tensor names"))
     if missing := [part for part in names.parts_of(architecture, config) if part not in parts]:
@@ -224,9 +221,10 @@ def read_hf_settings(folder: Path, log: Log) -> tuple[ModelConfig, str, dict[str
         raise UserError(f"{folder} has its sizes in its weights, which are not here yet: load it with bert.load first")
     folder = encoder_folder(folder)
     config, family, architecture, labels = _read_declared(folder, log)
-    tokenizer = _tokenizer(folder, folder, config, family, log)
+    fitted = fit_to_model(pooling, config, folder, log)
+    pooling, tokenizer = lower_case(fitted, _tokenizer(folder, folder, config, family, log))
     shapes = _stored_shapes(config, family, architecture, labels)
-    if (pooling := fit_to_model(pooling, config, folder, log)) is not None:
+    if pooling is not None:
         shapes |= pooling.shapes
         if pooling.has_token_vectors:
             late_interaction.fit_to_tokenizer(pooling, tokenizer, config, root, folder, log)
@@ -242,10 +240,25 @@ def _read_declared(folder: Path, log: Log) -> tuple[ModelConfig, Family, str, in
     architecture = _architecture(content, family, file)
     config = _model_config(content, family, file)
     labels = len(_labels(content, file)) if architecture in ARCHITECTURES_WITH_LABELS else 0
+    _check_prediction_act(names.ARCHITECTURES[architecture], config, content, family, file)
+    read_task_settings(content, architecture, file)
+    read_label_thresholds(content, labels, file)
+    read_long_texts(content, file)
     log(f"{file}: a {family.classes[architecture]} would be read as {architecture}; its weights are not here yet")
     if tasks := content.get(TASKS):
         log(f"{file}: adapters of {', '.join(map(str, tasks))}")
     return config, family, architecture, labels
+
+
+def _check_prediction_act(
+    parts: Collection[str], config: ModelConfig, content: dict[str, Any], family: Family, file: Path
+) -> None:
+    """Raises UserError if the model has an MLM head with another activation than its layers."""
+    if names.PREDICTIONS in parts and family.prediction_act not in (None, config.hidden_act):
+        raise UserError(
+            f"{file}: hidden_act is {content[family.keys['hidden_act']]}, but the MLM head of {family.model_type} has "
+            f"{family.prediction_act}: use another model"
+        )
 
 
 def _stored_shapes(

@@ -97,17 +97,22 @@ class Adapter:
             content["id2label"] = {str(label): f"LABEL_{label}" for label in range(outputs)}
         return content
 
-    def merge(self, stored: dict[str, np.ndarray], family: Family) -> dict[str, np.ndarray]:
+    def merge(self, stored: dict[str, np.ndarray], family: Family, architecture: str) -> dict[str, np.ndarray]:
         """Returns the base model's tensors with the adapter merged in and the adapter's full modules replaced.
+
+        Replaced word embeddings are a copy in PEFT, so that a decoder that was tied to them keeps the base model's.
 
         Raises:
             UserError: the base model lacks an adapted module, or its shape differs.
         """
         name_of, merged = {family.current_name(name): name for name in stored}, dict(stored)
-        for name, array in self.tensors.items():
-            if ".lora_" not in name:
-                current = family.current_name(name)
-                merged[name_of.get(current, current)] = array
+        replaced = {family.current_name(name): array for name, array in self.tensors.items() if ".lora_" not in name}
+        for name, array in replaced.items():
+            merged[name_of.get(name, name)] = array
+        paths = {path: tensor.name for tensor in family.names.tensors(0, architecture) for path in tensor.paths}
+        word, decoder = paths.get(names.word_embeddings(architecture), ""), paths.get("predictions/decoder", "")
+        if decoder and word in replaced and decoder not in {*name_of, *replaced}:
+            merged[decoder] = stored[name_of[word]]
         shapes = {name: array.shape for name, array in stored.items()}
         for name, rows, left, right in self.products(shapes, family):
             if merged[name] is stored[name]:

@@ -26,7 +26,6 @@ from bert.interchange.sentence_transformers.names import (
 from bert.model.late_interaction import LateInteraction, Role
 from bert.model.pooling import Pooling
 from bert.tokenizer.hf_settings import SETTINGS
-from bert.tokenizer.vocabulary import normalization
 
 PYLATE = "ColBERT"
 """Model type of the folders of newer versions of PyLate. Older ones have the type of sentence-transformers."""
@@ -315,14 +314,7 @@ def fit_to_tokenizer(
     log(_describe(pooling, config, folder))
     if unknown := [token for token in interaction.skipped_tokens if tokenizer.token_to_id(token) is None]:
         log(WarningText(f"{folder}: skiplist_words has no effect for {' '.join(unknown)}: the vocabulary lacks them"))
-    if not pooling.lowercase:
-        return pooling
-    if not normalization(tokenizer)[0]:
-        raise UserError(
-            f"{folder}: do_lower_case is true, but the tokenizer is cased, which is not supported for embeddings of "
-            "tokens: use an uncased tokenizer"
-        )
-    return dataclasses.replace(pooling, lowercase=False)
+    return pooling
 
 
 def _describe(pooling: Pooling, config: ModelConfig, folder: Path) -> str:

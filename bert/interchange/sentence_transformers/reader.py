@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tokenizers import Tokenizer, normalizers
 
 from bert.config import ModelConfig
 from bert.config.options import TOKEN_POOLING
@@ -40,6 +41,7 @@ from bert.model.pooling import (
     find_activation,
 )
 from bert.tokenizer.hf_settings import read_model_max_length
+from bert.tokenizer.library import lowercases
 
 KNOWN_SETTINGS = (
     *("model_type", "__version__", "requirements", "prompts", "default_prompt_name", "similarity_fn_name"),
@@ -261,6 +263,16 @@ def fit_to_model(
         text = f"max_seq_length is {pooling.max_length}, but the model reads {positions} tokens: longer texts are cut"
         log(WarningText(f"{folder}: {text}"))
     return pooling
+
+
+def lower_case(pooling: Pooling | None, tokenizer: Tokenizer) -> tuple[Pooling | None, Tokenizer]:
+    """Returns a tokenizer that lower-cases texts except special tokens, in place of the pooling's ``lowercase``."""
+    if pooling is None or not pooling.lowercase:
+        return pooling, tokenizer
+    if not lowercases(tokenizer):
+        tokenizer, steps = Tokenizer.from_str(tokenizer.to_str()), tokenizer.normalizer
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *([] if steps is None else [steps])])
+    return dataclasses.replace(pooling, lowercase=False), tokenizer
 
 
 def _declared_tasks(folder: Path) -> tuple[str, ...]:

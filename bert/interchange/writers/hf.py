@@ -30,6 +30,7 @@ from bert.interchange.generation_files import (
     unexpressed_decoding,
 )
 from bert.interchange.readers import hf
+from bert.interchange.sentence_transformers.reader import lower_case
 from bert.interchange.sentence_transformers.routes import QUERY_FOLDER, write_router
 from bert.interchange.sentence_transformers.writer import write_pooling_files, write_static
 from bert.interchange.shapes import expected_shapes
@@ -89,22 +90,20 @@ def _write_verified(model: ModelBundle, folder: Path) -> str:
     if model.config.is_static:
         write_static(model, folder)
         return _verify_static(model, folder)
-    model = _with_declared_length(to_transformers_compatible(model))
+    model = _lower_cased(to_transformers_compatible(model))
     _write(model, folder)
     return _verify(model, folder)
 
 
-def _with_declared_length(model: ModelBundle) -> ModelBundle:
-    """Returns the model with a maximum length if it lower-cases texts, since the file for both requires one."""
-    if model.pooling is None or not model.pooling.lowercase or model.config.is_static:
-        return model
-    pooling = dataclasses.replace(model.pooling, max_length=model.longest_text)
-    return dataclasses.replace(model, pooling=pooling)
+def _lower_cased(model: ModelBundle) -> ModelBundle:
+    """Returns the model with a tokenizer that lower-cases, if it lower-cases texts."""
+    pooling, tokenizer = lower_case(model.pooling, model.tokenizer)
+    return dataclasses.replace(model, pooling=pooling, tokenizer=tokenizer)
 
 
 def _write_query_model(model: ModelBundle, query_model: ModelBundle, folder: Path) -> str:
     """Adds the model of queries to the folder of ``model``, and makes both the routes of a Router."""
-    sides = [_with_declared_length(each) for each in (model, query_model)]
+    sides = [_lower_cased(each) for each in (model, query_model)]
     settings = [
         (
             each.config,
@@ -112,7 +111,6 @@ def _write_query_model(model: ModelBundle, query_model: ModelBundle, folder: Pat
             each.params_checksum,
             each.tokenizer.to_str(),
             each.pooling_or_default.max_length,
-            each.pooling_or_default.lowercase,
         )
         for each in sides
     ]

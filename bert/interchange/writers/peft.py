@@ -217,7 +217,9 @@ def _verify(model: ModelBundle, family: Family, adapters: Adapters, settings: Ma
     base = dataclasses.replace(model, params=adapters.frozen.params)
     stored, expected = (published_tensors(to_transformers_compatible(bundle)) for bundle in (base, model))
     tensors = reader.read_tensors(folder / reader.WEIGHTS)
-    merged = reader.Adapter(folder, Path(adapters.base), dict(settings), tensors).merge(stored, family)
+    merged = reader.Adapter(folder, Path(adapters.base), dict(settings), tensors).merge(
+        stored, family, model.architecture
+    )
     if merged.keys() != expected.keys():
         wrong = ", ".join(sorted(merged.keys() ^ expected.keys())[:4])
         raise ExportError(f"{model.source}: {wrong} are not in both models: export it as hf")

@@ -260,7 +260,7 @@ def test_a_setting_that_is_not_applied_is_a_warning(file: str, values, match: st
 
 
 def test_case_of_texts(made, tmp_path: Path) -> None:
-    """Lower-casing would change prefixes, which are tokens; an uncased vocabulary does not need it."""
+    """An uncased vocabulary does not need do_lower_case, a cased one gets it, except for special tokens."""
     made(pooling=CLASSIC).save(tmp_path / "out")
     edited = {"sentence_bert_config.json": {"do_lower_case": True}, "tokenizer_config.json": {"do_lower_case": True}}
     for file, values in edited.items():
@@ -269,8 +269,10 @@ def test_case_of_texts(made, tmp_path: Path) -> None:
     assert bert.load(tmp_path / "out").pooling == CLASSIC
     content["do_lower_case"] = False
     (tmp_path / "out/tokenizer_config.json").write_text(json.dumps(content))
-    with pytest.raises(UserError, match="do_lower_case is true, but the tokenizer is cased"):
-        bert.load(tmp_path / "out")
+    model = bert.load(tmp_path / "out")
+    assert model.pooling == CLASSIC
+    assert model.tokenizer.normalizer.normalize_str("ΟΔΟΣ") == "οδοσ"
+    assert "[MASK]" in model.tokenizer.encode("A [MASK]").tokens
 
 
 MODULES = "sentence_transformers.models."

@@ -42,6 +42,11 @@ def test_each_mode_by_hand(mode: str, expected: list[float]) -> None:
     assert pooling.embedding_size(ModelConfig(hidden_size=2, num_attention_heads=1)) == len(expected)
 
 
+@pytest.mark.parametrize("mode", ["max", "mean", "mean_sqrt_len", "weightedmean", "lasttoken"])
+def test_a_text_without_tokens_has_zeros(mode: str) -> None:
+    np.testing.assert_array_equal(Pooling(mode)(HIDDEN, 0 * MASK), [[0, 0]])
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_tokens_of_a_prompt_are_left_out(mode: str) -> None:
     skipped, pooling = np.array([1]), Pooling(mode)
