@@ -14,7 +14,7 @@ import numpy as np
 
 from bert import metrics
 from bert.config import FinetuneConfig, PretrainConfig
-from bert.config.data import OF_FILTERS, OF_HELD_OUT_ROWS
+from bert.config.data import FILTER_KEYS, HELD_OUT_KEYS
 from bert.config.phases import PhaseConfig, held_out_data
 from bert.config.run_file import check_vocabulary, flatten, load_run_config
 from bert.errors import LOGGER, UserError, format_number, quoted
@@ -34,8 +34,8 @@ Rows = list[tuple[str, ...]]
 
 BEST_STEP = "best checkpoint, step"
 
-HELD_OUT_KEYS: dict[type, tuple[str, ...]] = {
-    PretrainConfig: (*("data.eval", "data.seed", "training.objective"), *(f"data.{name}" for name in OF_HELD_OUT_ROWS)),
+EVALUATION_KEYS: dict[type, tuple[str, ...]] = {
+    PretrainConfig: (*("data.eval", "data.seed", "training.objective"), *(f"data.{name}" for name in HELD_OUT_KEYS)),
     FinetuneConfig: ("task", "data.dir", "data.dev", "data.dev_fraction", "data.max_dev_samples"),
 }
 """Settings that determine the evaluation rows, except row lengths, vocabulary, and shares of training rows."""
@@ -239,7 +239,7 @@ def held_out_differences(runs: Sequence[ComparedRun]) -> list[str]:
 
 def _held_out(run: ComparedRun) -> dict[str, Any]:
     settings = run.settings
-    values = {key: settings[key] for key in HELD_OUT_KEYS[type(run.config)]}
+    values = {key: settings[key] for key in EVALUATION_KEYS[type(run.config)]}
     if isinstance(run.config, PretrainConfig):
         entries, predicts_all = run.config.phases or [PhaseConfig()], run.config.training.objective == "clm"
         phases = [held_out_data(run.config.data, phase, predicts_all) for phase in entries]
@@ -250,7 +250,7 @@ def _held_out(run: ComparedRun) -> dict[str, Any]:
         if run.config.data.eval is None:
             values |= {
                 key: settings[key]
-                for key in ("data.train", "data.eval_fraction", *(f"data.{name}" for name in OF_FILTERS))
+                for key in ("data.train", "data.eval_fraction", *(f"data.{name}" for name in FILTER_KEYS))
             }
         return values
     data = run.config.data

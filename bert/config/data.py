@@ -38,10 +38,10 @@ INPUT_FORMATS: tuple[str, ...] = get_args(InputFormatName)
 PAIR_FORMATS = ("nsp", "sop")
 """Input formats whose rows are pairs of segments with a label."""
 
-OF_STREAMS = ("stream_readers", "shuffle_buffer")
+STREAM_KEYS = ("stream_readers", "shuffle_buffer")
 """Keys for streams only."""
 
-OF_HELD_OUT_ROWS = (
+HELD_OUT_KEYS = (
     *("verbatim", "document_per_line", "text_field", "one_sentence_per_line", "language"),
     *("input_format", "masked_lm_prob", "mask_share", "random_share", "whole_word_masking", "short_seq_prob"),
 )
@@ -52,7 +52,7 @@ UNUSED_BY_STREAMS = ("near_duplicates", "static_masking", "dupe_factor")
 
 FilterName = Literal["language", "c4", "gopher", "fineweb", "exact_duplicates"]
 
-OF_FILTERS = ("filters", "decontaminate", "near_duplicates")
+FILTER_KEYS = ("filters", "decontaminate", "near_duplicates")
 """Keys of the documents that are left out."""
 
 WITHOUT_SPACES = ("zh", "ja", "th", "lo", "km", "my", "bo", "yue", "wuu")
@@ -65,13 +65,13 @@ REPLACEMENTS = {"mlm": (0.8, 0.1), "rtd": (0.85, 0.0)}
 """Default shares of the predicted tokens that become [MASK] and a random token, by objective (Devlin et al. 2018,
 section 3.1; google-research/electra pretrain/pretrain_helpers.py, mask)."""
 
-OF_REPLACEMENTS = ("mask_share", "random_share")
+REPLACEMENT_KEYS = ("mask_share", "random_share")
 """Keys of these shares."""
 
 UNUSED_BY_CLM = (
     "max_predictions_per_sequence",
     "masked_lm_prob",
-    *OF_REPLACEMENTS,
+    *REPLACEMENT_KEYS,
     "whole_word_masking",
     "static_masking",
     "dupe_factor",
@@ -186,7 +186,7 @@ class DataConfig:
             raise UserError(f"data.text_field is {self.text_field!r}: name one or more different fields")
         for language in [self.language] if isinstance(self.language, str) else self.language:
             if not LANGUAGE.fullmatch(language):
-                raise UserError(f"data.language is {language!r}: give a code in lower case, such as en, de or pt-br")
+                raise UserError(f"data.language is {language!r}: use a lower-case code such as en, de or pt-br")
         self._check_input_format()
         self._check_filters()
         if self.dupe_factor > 1 and not self.static_masking and self.input_format not in PAIR_FORMATS:
@@ -235,7 +235,7 @@ class DataConfig:
     def _check_streaming(self) -> None:
         """Raises UserError for keys that streams do not support, or that only streams use."""
         if not self.streaming:
-            check_unused("data.", self, "but data.streaming is false: remove it, or set data.streaming", OF_STREAMS)
+            check_unused("data.", self, "but data.streaming is false: remove it, or set data.streaming", STREAM_KEYS)
             return
         if self.eval is None:
             raise conflict(self, "data.streaming", "data.eval", "set data.eval, since a stream has no held-out share")

@@ -196,7 +196,7 @@ class TaskDataConfig:
         if self.columns.text_a == self.columns.text_b:
             raise UserError(f"data.columns.text_a and text_b are both {self.columns.text_a!r}: name two columns")
         if self.score_range is not None and (len(self.score_range) != 2 or self.score_range[0] >= self.score_range[1]):
-            raise UserError(f"data.score_range is {self.score_range}: give the least and the greatest score")
+            raise UserError(f"data.score_range is {self.score_range}: list the minimum and the maximum score")
 
 
 @dataclass(frozen=True)

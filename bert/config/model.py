@@ -26,7 +26,8 @@ MIN_BLOCK = 32
 """Minimum number of positions in a block of local attention: products of smaller blocks are slow."""
 
 MAX_BUCKETS = 256
-"""Maximum of relative_attention_buckets: one for each distance below 64 in each direction, and as many up to 128."""
+"""Maximum of relative_attention_buckets. Each direction has 64 for distances below 64, and 64 that share those up to
+128."""
 
 DECODER_KEYS = ("decoder_layers", "share_decoder", "decoder_vocab_size", "copy_attention")
 """Keys of ``model`` that only an encoder-decoder uses."""

@@ -34,10 +34,10 @@ OVERRIDES = {
 }
 """Keys of each section that a phase may set. ``max_predictions_per_sequence`` depends on other keys of the phase."""
 
-OF_SCHEDULE = ("warmup_steps", "decay_ratio", "final_rate")
+PHASE_SCHEDULE_KEYS = ("warmup_steps", "decay_ratio", "final_rate")
 """Keys of a schedule, which a phase with its own schedule does not inherit."""
 
-OF_MASKS = ("masked_lm_prob", "mask_share", "random_share")
+MASK_KEYS = ("masked_lm_prob", "mask_share", "random_share")
 """Keys of masks, which only apply to the training rows of a phase."""
 
 
@@ -119,7 +119,7 @@ class PhaseConfig:
                 f"{name}.{keys[0]} is set, but the last phase has the model of the run: set model.{keys[0]} to "
                 f"{getattr(self, keys[0])}, and {keys[0]} in the phases before it"
             )
-        if self.schedule is None and (keys := [key for key in OF_SCHEDULE if getattr(self, key) is not None]):
+        if self.schedule is None and (keys := [key for key in PHASE_SCHEDULE_KEYS if getattr(self, key) is not None]):
             raise UserError(f"{name}.{keys[0]} is set, but {name}.schedule is null: set both, or optimizer.{keys[0]}")
         lengths = [key for key in ("ramp_share", "ramp_steps") if getattr(self, key) is not None]
         if len(lengths) != (self.batch_size_ramp is not None):
@@ -168,7 +168,7 @@ def data_of_phase(data: DataConfig, phase: PhaseConfig, predicts_all: bool) -> D
 
 def held_out_data(data: DataConfig, phase: PhaseConfig, predicts_all: bool) -> DataConfig:
     """Returns the data of the phase with the masks of the run, so that the held-out scores of phases compare."""
-    changes: dict[str, Any] = dict.fromkeys(OF_MASKS)
+    changes: dict[str, Any] = dict.fromkeys(MASK_KEYS)
     if phase.masked_lm_prob is not None:
         changes["max_predictions_per_sequence"] = None
     return data_of_phase(data, dataclasses.replace(phase, **changes), predicts_all)
@@ -178,7 +178,7 @@ def optimizer_of_phase(optimizer: OptimizerConfig, phase: PhaseConfig) -> Optimi
     """Returns the optimizer of a phase. If the phase has a schedule, no key of the run's schedule is inherited."""
     changes = phase.overrides("optimizer")
     if phase.schedule is not None:
-        defaults = {key: getattr(OptimizerConfig, key) for key in ("warmup_ratio", *OF_SCHEDULE)}
+        defaults = {key: getattr(OptimizerConfig, key) for key in ("warmup_ratio", *PHASE_SCHEDULE_KEYS)}
         changes = {**defaults, "warmup_steps": 0, **changes}
     return dataclasses.replace(optimizer, **changes)
 

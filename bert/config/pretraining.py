@@ -16,7 +16,7 @@ import itertools
 from dataclasses import dataclass, field
 from typing import Literal
 
-from bert.config.data import OF_REPLACEMENTS, PAIR_FORMATS, REPLACEMENTS, UNUSED_BY_CLM, DataConfig
+from bert.config.data import PAIR_FORMATS, REPLACEMENT_KEYS, REPLACEMENTS, UNUSED_BY_CLM, DataConfig
 from bert.config.model import DECODER_KEYS, ModelConfig
 from bert.config.options import DistillationConfig, ElectraConfig
 from bert.config.phases import (
@@ -168,7 +168,7 @@ class PretrainConfig:
             check_unused("data.", self.data, no_masks, UNUSED_BY_CLM)
         if objective not in REPLACEMENTS:
             kept = f"but training.objective {objective} does not replace tokens: remove it"
-            check_unused("data.", self.data, kept, OF_REPLACEMENTS)
+            check_unused("data.", self.data, kept, REPLACEMENT_KEYS)
             return
         set_shares = (self.data.mask_share, self.data.random_share)
         shares = [

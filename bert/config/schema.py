@@ -47,13 +47,13 @@ def config_schema() -> Schema:
         "type": ["object", "null"],
         "properties": {"task": {"description": help_texts(FinetuneConfig)["task"]}},
         "if": {"required": ["task"]},
-        "then": {"$ref": _place(FinetuneConfig)},
-        "else": {"$ref": _place(PretrainConfig)},
+        "then": {"$ref": _ref(FinetuneConfig)},
+        "else": {"$ref": _ref(PretrainConfig)},
         "$defs": definitions,
     }
 
 
-def _place(section: type) -> str:
+def _ref(section: type) -> str:
     return f"#/$defs/{section.__name__}"
 
 
@@ -67,7 +67,7 @@ def _add_definition(section: Any, definitions: dict[str, Schema]) -> None:
         if inner is not None and inner.__name__ not in definitions:
             _add_definition(inner, definitions)
         if field.section is not None:
-            properties[name] = {"$ref": _place(field.section), "description": texts[name]}
+            properties[name] = {"$ref": _ref(field.section), "description": texts[name]}
             continue
         kind = _schema_of(hints[name])
         properties[name] = {**kind, "description": texts[name], "default": field.default}
@@ -101,7 +101,7 @@ def _schema_of(hint: Any) -> Schema:
         return {"enum": list(arguments)}
     if origin is list:
         if dataclasses.is_dataclass(arguments[0]):
-            return {"type": ["array"], "items": {"$ref": _place(typing.cast(type, arguments[0]))}}
+            return {"type": ["array"], "items": {"$ref": _ref(typing.cast(type, arguments[0]))}}
         items = _schema_of(arguments[0])  # choices may also be a text with commas
         return {"type": ["array", *(["string"] if "enum" in items else [])], "items": items}
     if origin in (types.UnionType, typing.Union):

@@ -23,7 +23,6 @@ from bert.errors import UserError
 from bert.remote import fetch
 
 Config = TypeVar("Config", PretrainConfig, FinetuneConfig)
-AnyConfig = TypeVar("AnyConfig")
 
 ALTERNATIVES = (
     ("training.steps", "training.epochs"),
@@ -148,20 +147,19 @@ def override(
     return {key: entry for key, entry in base.items() if key not in replaced} | changes
 
 
-def apply_preset(config: AnyConfig, explicit: Collection[str] = ()) -> AnyConfig:
-    """Applies the settings of ``training.preset``; the reference preset and other dataclasses stay as they are.
+def apply_preset(config: Config, explicit: Collection[str] = ()) -> Config:
+    """Applies the settings of ``training.preset``. The reference preset has none.
 
     Args:
         explicit: keys such as ``training.dtype`` that override the preset.
     """
-    if not isinstance(config, PretrainConfig | FinetuneConfig) or config.training.preset != "fast":
+    if config.training.preset != "fast":
         return config
     sets: dict[str, Any] = {"dtype": "bfloat16", "pad_vocab_to_multiple_of": VOCAB_MULTIPLE}
     training = replace(
         config.training, **{name: value for name, value in sets.items() if f"training.{name}" not in explicit}
     )
-    run: Any = config
-    model = run.model
+    model = config.model
     if "model.attention_probs_dropout_prob" not in explicit:
         model = replace(model, attention_probs_dropout_prob=0.0)
     # The kernel supports only masks that are defined by row lengths.
@@ -173,7 +171,7 @@ def apply_preset(config: AnyConfig, explicit: Collection[str] = ()) -> AnyConfig
     no_kernel = no_lengths or model.attention_probs_dropout_prob > 0 or training.dtype != "bfloat16"
     if training.attention_implementation == "auto" and no_kernel:
         training = replace(training, attention_implementation="xla")
-    return replace(run, training=training, model=model)
+    return replace(config, training=training, model=model)
 
 
 def with_micro_batches(config: Config) -> Config:
@@ -235,7 +233,7 @@ def find_config(name: str, option: str, for_task: bool) -> Path:
         fix = f"did you mean {inside}?" if inside.is_file() else "name a YAML file"
         raise UserError(f"{where}: this is a folder: {fix}")
     near = difflib.get_close_matches(path.stem, recipe_names(for_task), 1)
-    fix = f"did you mean {near[0]}?" if near else "give a file or a recipe's name"
+    fix = f"did you mean {near[0]}?" if near else "pass a file or the name of a recipe"
     raise UserError(f"{where}: no such file or recipe: {fix} (bert recipes lists all)")
 
 

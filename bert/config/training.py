@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from bert.config.model import ModelConfig
+from bert.config.model import DISENTANGLED, ModelConfig
 from bert.config.validation import (
     Fraction,
     InnerFraction,
@@ -28,6 +28,9 @@ ObjectiveName = Literal["mlm", "rtd", "plm", "clm"]
 ScheduleName = Literal["linear", "cosine", "inverse_sqrt", "constant", "warmup_stable_decay", "one_minus_sqrt"]
 
 ROW_SHARES = "shares of rows (data x fsdp)"
+
+UNSUPPORTED_POSITIONS = {"cudnn": (*DISENTANGLED, "transformer_xl"), "splash": ("alibi", "transformer_xl")}
+"""Values of model.position_embedding_type that a kernel of training.attention_implementation does not support."""
 
 
 @dataclass(frozen=True)
@@ -228,20 +231,20 @@ class TrainingConfig:
                 )
 
     def check_kernel(self, model: ModelConfig) -> None:
-        """Raises UserError if the kernel of attention cannot compute the model's scores on any device."""
-        kernel, fix = f"training.attention_implementation is {self.attention_implementation}", "set it to xla or auto"
-        kind = model.position_embedding_type
-        if (self.attention_implementation == "cudnn" and model.is_disentangled) or (
-            self.attention_implementation in ("cudnn", "splash") and kind == "transformer_xl"
-        ):
-            raise UserError(f"{kernel}, which does not support model.position_embedding_type {kind}: {fix}")
-        if self.attention_implementation == "cudnn" and model.attention_softcap is not None:
-            raise UserError(f"{kernel}, which does not support model.attention_softcap: {fix}")
-        if self.attention_implementation == "splash" and model.relative_attention_buckets is not None:
-            buckets = f"model.relative_attention_buckets is {model.relative_attention_buckets}"
-            raise UserError(f"{kernel}, which does not support biases, but {buckets}: {fix}")
-        if self.attention_implementation == "splash" and model.position_embedding_type == "alibi":
-            raise UserError(f"{kernel}, which does not support model.position_embedding_type alibi: {fix}")
+        """Raises UserError if the attention kernel does not support the model's scores on any device."""
+        kernel, kind = self.attention_implementation, model.position_embedding_type
+        unsupported = None
+        if kind in UNSUPPORTED_POSITIONS.get(kernel, ()):
+            unsupported = f"model.position_embedding_type {kind}"
+        elif kernel == "cudnn" and model.attention_softcap is not None:
+            unsupported = "model.attention_softcap"
+        elif kernel == "splash" and model.relative_attention_buckets is not None:
+            unsupported = f"biases, but model.relative_attention_buckets is {model.relative_attention_buckets}"
+        if unsupported is not None:
+            raise UserError(
+                f"training.attention_implementation is {kernel}, which does not support {unsupported}: set it to xla "
+                "or auto"
+            )
 
     def check_mesh_sizes(self, model: ModelConfig) -> None:
         """Raises UserError if ``mesh`` is set and cannot divide the model evenly."""
@@ -271,7 +274,7 @@ def check_mesh_sizes(shape: tuple[int, int, int], model: ModelConfig) -> None:
                 key = "num_key_value_heads" if name == "key_value_heads" else name
                 raise UserError(
                     f"model.{key} ({getattr(model, name)}) is not divisible by the {devices} devices of "
-                    f"training.mesh's axis {axis}: take fewer of these and more along data"
+                    f"training.mesh's axis {axis}: use fewer of these and more along data"
                 )
 
 
@@ -282,7 +285,7 @@ def check_shares(name: str, batch_size: int, shares: int, what: str = ROW_SHARES
         lower, upper = batch_size // parts * parts, -(-batch_size // parts) * parts
         nearest = f"{lower} or {upper}" if lower else str(upper)
         raise UserError(
-            f"{name} ({batch_size}) is not divisible by {shares} {what} x {micro_batches} micro-batches: take {nearest}"
+            f"{name} ({batch_size}) is not divisible by {shares} {what} x {micro_batches} micro-batches: use {nearest}"
         )
 
 

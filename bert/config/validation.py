@@ -47,7 +47,7 @@ def _is_finite(value: float) -> bool:
 
 @dataclass(frozen=True)
 class Range:
-    """Allowed values of a number, as metadata of its type: ``Annotated[int, Range(least=1)]``."""
+    """Allowed values of a number, as metadata of its type: ``Annotated[int, Range(minimum=1)]``."""
 
     minimum: float | None = None
     above: float | None = None

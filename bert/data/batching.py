@@ -381,10 +381,6 @@ class FinetuningLoader:
             return row_lengths(self._features, rows, self._size(rows))
         return sequence_lengths(self._padded(rows, self._padded_length(rows)))
 
-    def padded_length(self, step: int) -> int:
-        """Returns the length to which the rows of a step's batch are padded."""
-        return self._padded_length(self._all_rows(step))
-
     def memory_key(self, step: int) -> tuple[int, int]:
         """Returns a sort key: steps whose batches need more memory have larger keys.
 

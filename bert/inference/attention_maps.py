@@ -112,7 +112,7 @@ def compute_attention_map(model: Pretrained, text: Text, target: str | Continuat
     """
     text = as_text_or_pair(text, 1)
     if not all(part.strip() for part in ([text] if isinstance(text, str) else text)):
-        raise UserError("the text is empty: give at least one word")
+        raise UserError("the text is empty: pass at least one word")
     if target is not None:
         return _compute_alignment(model, text, target)
     features, num_truncated = _cut(model, text)
@@ -193,7 +193,7 @@ def _target_ids(tokenizer: Tokenizer, target: str | Continuation, end: int) -> l
         return [*target.token_ids, *([end] if target.ended else [])]
     [text] = as_texts(target, 1, "the target is a text: pass a string")
     if not text.strip():
-        raise UserError("the target is empty: give at least one word")
+        raise UserError("the target is empty: pass at least one word")
     return [*plain_ids(tokenizer, [text], literal=True)[0].tolist(), end]
 
 

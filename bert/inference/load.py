@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import numbers
 import os
 from collections.abc import Callable
 from functools import partial
@@ -79,7 +80,7 @@ def load(
 ) -> Pretrained:
     """Loads a model: the newest valid pretraining checkpoint, the best fine-tuning checkpoint, or a published model.
 
-    Enables JAX's compilation cache (`bert.runtime.process`), so that later processes do not recompile.
+    Enables JAX's compilation cache (`bert.runtime.compilation_cache`), so that later processes do not recompile.
 
     Args:
         source: one of the following. ``RUN@STEP`` and ``organisation/name@revision`` select a checkpoint or a revision.
@@ -111,10 +112,10 @@ def load(
     if isinstance(source, Pretrained):
         if adapter is None:
             raise UserError("source is a loaded model: pass adapter as well, or the name of a model")
-        loaded = load(source.source, log, dtype=dtype, adapter=adapter, engine=engine)
+        loaded = load(source.source, log, step=step, revision=revision, dtype=dtype, adapter=adapter, engine=engine)
         return share_arrays(loaded, source)
     source = path_text(source)
-    if step is not None and (isinstance(step, bool) or not isinstance(step, int)):
+    if step is not None and (isinstance(step, bool) or not isinstance(step, numbers.Integral)):
         raise UserError(f"step is {shorten(step)}: pass a whole number")
     if revision is not None and not isinstance(revision, str):
         raise UserError(f"revision is {shorten(revision)}: pass a branch, a tag or a commit as a string")
@@ -123,7 +124,7 @@ def load(
     use_compilation_cache()
     name = source if revision is None else f"{source}@{revision}"
     folder, own_step = _find(name, weights=True)
-    step = own_step if step is None else step
+    step = own_step if step is None else int(step)
     if step is not None and not _is_run(folder):
         raise UserError(f"{source} is not a run: remove step")
     if adapter is not None:

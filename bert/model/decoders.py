@@ -79,8 +79,7 @@ class BertForCausalLM(LanguageModel):
         position_ids: Int[Array, "#B T"],
         mask: Mask,
         cache: tuple[LayerCache, ...],
-        last_only: bool = False,
-    ) -> tuple[Float[Array, "B P padded_V"], tuple[LayerCache, ...]]:
+    ) -> tuple[Float[Array, "B T padded_V"], tuple[LayerCache, ...]]:
         """Decodes T more tokens: the prompt in one call, then one token per call. Later calls share one program.
 
         With segment recurrence, each token attends to the ``memory_length`` tokens before it, and at least to as many
@@ -94,16 +93,14 @@ class BertForCausalLM(LanguageModel):
                 ``keys`` [B, S] are 0 for padding, and 1 for tokens and for entries not yet written, which the causal
                 mask excludes. Padding may be on the left (``right_padded`` false).
             cache: the cache from `make_cache` or from the previous step.
-            last_only: whether to compute only the logits of the last position.
 
         Returns:
-            [B, T, V] float32 logits of the next token ([B, 1, V] with ``last_only``), and the cache.
+            [B, T, V] float32 logits of the next token, and the cache.
         """
         if (size := self.config.memory_length) is not None:
             mask = mask.replace(window=max(size, self.config.max_position_embeddings - 1))
         encoded = self.bert(input_ids, position_ids=position_ids, mask=mask, cache=cache)
-        hidden = encoded.last_hidden_state[:, -1:] if last_only else encoded.last_hidden_state
-        return self.predictions(hidden, self.bert.embedding_table()), encoded.cache
+        return self.predictions(encoded.last_hidden_state, self.bert.embedding_table()), encoded.cache
 
 
 class ClassifierWithLanguageModel(nn.Module):

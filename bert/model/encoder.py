@@ -115,8 +115,8 @@ class Embeddings(nn.Module):
         attention_mask: PaddingMask | None = None,
     ) -> Float[Array, "B T D"]:
         """Returns the input of the first layer, [B, T, D]. Arguments and errors: see `Bert`."""
-        ids = (input_ids, token_type_ids, position_ids)
-        return self.project(self.look_up(*ids, packing, dropout, num_queries, attention_mask))
+        x = self.look_up(input_ids, token_type_ids, position_ids, packing, dropout, num_queries, attention_mask)
+        return self.project(x)
 
     def look_up(
         self,
@@ -393,8 +393,7 @@ class Bert(nn.Module):
             packing, input_ids = places.packing, places.pack(input_ids)
             token_type_ids = None if token_type_ids is None else places.pack(token_type_ids)
             dropout = None if dropout is None else dropout.replace(rows=places.numbers.reshape(-1))
-        ids = (input_ids, token_type_ids, position_ids)
-        x = self.embeddings(*ids, packing, dropout, num_queries, padding)
+        x = self.embeddings(input_ids, token_type_ids, position_ids, packing, dropout, num_queries, padding)
         mask = make_mask(self.config, padding, packing) if mask is None else mask
         if token_type_ids is not None and self.config.has_relative_segments:
             mask = mask.replace(segments=token_type_ids)

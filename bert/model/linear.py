@@ -29,6 +29,7 @@ from jaxtyping import Float
 
 from bert.config import ModelConfig
 from bert.model.array_types import Array, Dtype
+from bert.model.parameters import Params
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -334,8 +335,6 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 """Activation functions by their names in the configuration."""
 
 
-Params = dict[str, Any]
-
 LORA_A, LORA_B = "lora_a", "lora_b"
 
 
@@ -344,7 +343,7 @@ class FrozenWeights:
     """The weights that a run does not train, and that its adapters modify.
 
     Attributes:
-        params: all parameters of the model, on the host.
+        params: the parameters that are not trained, on the host.
         scale: factor of the adapters' products, alpha / rank.
     """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
 import importlib.metadata
 import json
@@ -17,11 +18,21 @@ import bert
 from bert.errors import REDACTED, is_secret_name, redact
 from bert.files import load_json, write_atomic
 from bert.parallel.devices import local_devices
-from bert.runs.folder import ENVIRONMENT_FILE, RunFolder
+from bert.runs.folder import ENVIRONMENT_FILE, Config, RunFolder
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 GIT_FILE_BYTES = 2**22
 """Maximum size of files of git that are read. ``packed-refs`` of a large repository has some megabytes."""
+
+
+def begin_session(run: RunFolder[Config], config: Config) -> RunFolder[Config]:
+    """Returns the run with its resolved configuration, and records configuration and environment in its folder.
+
+    The config.yaml of a resumed run is kept until ``build_data`` has checked a changed schedule.
+    """
+    run = dataclasses.replace(run, config=config) if run.resumed else run.save_config(config, vocabulary=False)
+    record_environment(run)
+    return run
 
 
 def record_environment(run: RunFolder[Any]) -> None:

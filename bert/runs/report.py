@@ -287,7 +287,7 @@ class Report:
 
     @property
     def stop_reason(self) -> str | None:
-        """``asked`` if a callback ends the run, ``error`` if a callback has failed, else None."""
+        """``callback`` if a callback ends the run, ``error`` if a callback has failed, else None."""
         return None
 
     def raise_error(self) -> NoReturn:
@@ -311,7 +311,7 @@ class RunReport(Report):
         compiled: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._folder, self._total_steps, self._subject = folder, total_steps, subject
-        self._callbacks, self._asked = callbacks, False
+        self._callbacks, self._stopped = callbacks, False
         self._error: Exception | None = None
         self._facts: dict[str, Any] = {}
         self._log = MetricsLog(folder, start_step, provisional)
@@ -371,12 +371,12 @@ class RunReport(Report):
 
     def _call_callbacks(self, step: int, split: str, metrics: dict[str, Any]) -> None:
         try:
-            asked = [callback.on_metrics(step, split, dict(metrics)) for callback in self._callbacks]
+            stops = [callback.on_metrics(step, split, dict(metrics)) for callback in self._callbacks]
         except Exception as error:  # raised by `raise_error` after the state is saved
             self._error = error
             return
-        if any(asked) and not self._asked:
-            self._asked = True
+        if any(stops) and not self._stopped:
+            self._stopped = True
             LOGGER.info(f"a callback ends the run at step {step:,}")
 
     @property
@@ -387,7 +387,7 @@ class RunReport(Report):
     def stop_reason(self) -> str | None:
         if self._error is not None:
             return "error"
-        return "asked" if self._asked else None
+        return "callback" if self._stopped else None
 
     def raise_error(self) -> NoReturn:
         raise require(self._error, "the error of a callback")

@@ -211,7 +211,7 @@ def _hold_out(task: Task, train: Any, data: TaskDataConfig, seed: int, has_file:
     """Returns the rows that are trained on, the rows that are held out as dev, and sentences for the user."""
     share = require(data.dev_fraction, "data.dev_fraction")
     labels = train.known_labels if data.stratify_dev else None
-    rows = held_out(_groups(task, train), share, seed, labels)
+    rows = held_out(_groups(train), share, seed, labels)
     dev = _take(task, train, rows, "data.dev_fraction")
     rest = _take(task, train, np.setdiff1d(np.arange(len(train)), rows), "data.dev_fraction")
     how = "at random" if labels is None else "at random, by label"
@@ -294,7 +294,7 @@ def _take(task: Task, examples: Any, rows: np.ndarray, key: str) -> Any:
     return examples.take(rows.tolist())
 
 
-def _groups(task: Task, examples: Any) -> Sequence[Any]:
+def _groups(examples: Any) -> Sequence[Any]:
     groups: Sequence[Any] = getattr(examples, "groups", range(len(examples)))
     return groups
 

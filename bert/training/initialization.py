@@ -17,9 +17,9 @@ from bert.config import ModelConfig
 from bert.config.model import MODEL_KEYS_KEPT_WITH_INIT
 from bert.errors import UserError
 from bert.model.names import POOLER
+from bert.model.parameters import Params
 from bert.training.step import TrainState
 
-Params = dict[str, Any]
 ParameterPath = tuple[str, ...]
 Log = Callable[[str], None]
 LabelRows = Mapping[str, Sequence[int | None]]

@@ -189,14 +189,14 @@ class TrainLoop:
 
     def _end_if_stopped(self) -> None:
         """Evaluates the last step of a run that a callback ended, and raises the error of a callback that failed."""
-        if self._stop_reason == "asked":
+        if self._stop_reason == "callback":
             self._evaluate_once()
         if self._stop_reason == "error":
             self.report.raise_error()
 
     def _prepare_evaluation(self) -> None:
         """Completes the parameters of a step that will be evaluated, before its state is saved."""
-        if not self._is_due(self._eval_every) and self._stop_reason != "asked":
+        if not self._is_due(self._eval_every) and self._stop_reason != "callback":
             return
         with self._timer.paused(), self.times.measure("evaluation"):
             if self.before_evaluation is not None:

@@ -13,6 +13,7 @@ import numpy as np
 from flax import struct
 
 from bert import metrics
+from bert.model.parameters import Params
 from bert.parallel.backends import Parallelism
 from bert.parallel.multihost import broadcast_from_main
 from bert.runs.checkpoint import Checkpoints
@@ -91,9 +92,6 @@ def read_eval_metrics(folder: Path) -> list[dict[str, Any]]:
 
 def scores_of_line(line: dict[str, Any]) -> dict[str, float]:
     return {name: value for name, value in line.items() if name not in ("step", "split")}
-
-
-Params = Any
 
 
 class AveragedState(struct.PyTreeNode):

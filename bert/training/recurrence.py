@@ -15,7 +15,6 @@ import jax.numpy as jnp
 
 from bert.config import ModelConfig
 from bert.data.pretraining.loader import MEMORY_TOKENS
-from bert.errors import require
 from bert.model.dropout import Dropout
 from bert.model.recurrence import COLLECTION, SegmentMemory, kept_memory, memory_variables
 from bert.training.losses import Batch, CollectingModel, Loss, WeightedSums
@@ -48,7 +47,7 @@ def memory_shape(model: ModelConfig, rows: int) -> tuple[int, ...] | None:
     """Returns the shape of the states for a number of rows; None for a model without memory."""
     if model.memory_length is None:
         return None
-    return rows, model.num_hidden_layers, require(model.memory_length, "model.memory_length"), model.hidden_size
+    return rows, model.num_hidden_layers, model.memory_length, model.hidden_size
 
 
 def gather_memory(memory: jax.Array | None, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 
 from bert.config import FinetuneConfig, PretrainConfig
-from bert.config.data import OF_FILTERS, OF_HELD_OUT_ROWS
+from bert.config.data import FILTER_KEYS, HELD_OUT_KEYS
 from bert.config.sweep import (
     Choices,
     Range,
@@ -50,11 +50,11 @@ PREPARE: dict[Callable[..., Run], tuple[type, Callable[..., launch.RunRequest[An
 }
 
 OTHER_LOSS = (
-    *(f"data.{name}" for name in (*OF_HELD_OUT_ROWS, "sequence_length", "max_predictions_per_sequence")),
+    *(f"data.{name}" for name in (*HELD_OUT_KEYS, "sequence_length", "max_predictions_per_sequence")),
     *("phases", "tokenizer.", "electra.", "distillation.", "training.objective", "training.label_smoothing"),
 )
 """Prefixes of keys that determine the loss that pretraining computes on held-out text, or its rows."""
-OTHER_ROWS = ("data.train", *(f"data.{name}" for name in OF_FILTERS))
+OTHER_ROWS = ("data.train", *(f"data.{name}" for name in FILTER_KEYS))
 """Keys that determine the rows if the held-out text is a share of the training text."""
 
 SAMPLE_SEED = 0

@@ -224,7 +224,7 @@ def test_both_sides_are_cut_where_the_position_table_ends(encoder_decoder) -> No
 
 def test_targets_that_cannot_be_shown_are_refused(encoder_decoder, pretrained) -> None:
     for text, target, message in (
-        ("a", " ", "the target is empty: give at least one word"),
+        ("a", " ", "the target is empty: pass at least one word"),
         (("a", "b"), "w", "the source is a pair of texts, and made reads one: pass one text"),
         ("a", 3, "the target is a text: pass a string"),
     ):

@@ -127,13 +127,11 @@ def test_with_a_memory_a_continuation_exceeds_the_positions(memory_length: int) 
     """
     sizes = {"position_embedding_type": "transformer_xl", "type_vocab_size": 0, "memory_length": memory_length}
     recurrent = language_model(end_bias=-100.0, **sizes)
-    answer = recurrent.generate("the cat sat", max_tokens=POSITIONS + 9, details=True)
-    assert len(answer.token_ids) == POSITIONS + 9
-    ids = np.array([[*ids_of("the cat sat"), *answer.token_ids]])
-    if memory_length == 100:
-        long = dataclasses.replace(recurrent.config, memory_length=None, max_position_embeddings=100)
-        logits = np.asarray(BertForCausalLM(long).apply({"params": recurrent.params}, ids)[0])
-    else:
+
+    def logits_of(ids: np.ndarray) -> np.ndarray:
+        if memory_length == 100:
+            long = dataclasses.replace(recurrent.config, memory_length=None, max_position_embeddings=100)
+            return np.asarray(BertForCausalLM(long).apply({"params": recurrent.params}, ids)[0])
         config = dataclasses.replace(recurrent.config, memory_length=POSITIONS - 1)
         module, memory, rows = BertForCausalLM(config), SegmentMemory.empty(config, 1), []
         apply = jax.jit(functools.partial(module.apply, mutable=[COLLECTION]))
@@ -141,14 +139,16 @@ def test_with_a_memory_a_continuation_exceeds_the_positions(memory_length: int) 
             read, kept = apply({"params": recurrent.params, **memory_variables(memory)}, token[None, None])
             memory = kept_memory(kept)
             rows.append(np.asarray(read[0, 0]))
-        logits = np.stack(rows)
-    assert logits.argmax(-1)[-len(answer.token_ids) - 1 : -1].tolist() == list(answer.token_ids)
+        return np.stack(rows)
+
+    for prompt in ("the cat sat", "the cat sat on mats and a dog ran " * 3):
+        answer = recurrent.generate(prompt, max_tokens=POSITIONS + 9, details=True)
+        assert len(answer.token_ids) == POSITIONS + 9
+        logits = logits_of(np.array([[*ids_of(prompt), *answer.token_ids]]))
+        assert logits.argmax(-1)[-len(answer.token_ids) - 1 : -1].tolist() == list(answer.token_ids)
+    assert len(ids_of(prompt)) > POSITIONS
     beams = recurrent.generate("the cat sat", max_tokens=POSITIONS + 9, beams=2, details=True)
     assert len(beams.token_ids) == POSITIONS + 9
-    prompt = recurrent.tokenizer.decode(ids[0, : POSITIONS + 4].tolist(), skip_special_tokens=False)
-    assert ids_of(prompt) == ids[0, : POSITIONS + 4].tolist()
-    continued = recurrent.generate(prompt, max_tokens=5, details=True)
-    assert list(continued.token_ids) == ids[0, POSITIONS + 4 : POSITIONS + 9].tolist()
 
 
 @pytest.mark.medium

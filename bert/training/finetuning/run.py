@@ -26,7 +26,7 @@ from bert.parallel.backends import Parallelism
 from bert.runs import metrics_log
 from bert.runs.checkpoint import make_checkpointer, require_space
 from bert.runs.checkpoint_storage import Restored
-from bert.runs.environment import make_profiler, record_environment
+from bert.runs.environment import begin_session, make_profiler, record_environment
 from bert.runs.folder import RunFolder, open_run
 from bert.runs.loggers import Callback, RunCallbacks
 from bert.runs.report import make_report
@@ -44,7 +44,7 @@ from bert.training.finetuning.results import (
     write_predictions,
     write_results,
 )
-from bert.training.finetuning.setup import Setup, resolve_setup, save_setup
+from bert.training.finetuning.setup import Setup, resolve_setup
 from bert.training.initialization import Log, initialize_state
 from bert.training.loop import TrainLoop, TrainStep
 from bert.training.means import EarlyStopping, ParameterAverage, read_eval_metrics
@@ -63,7 +63,7 @@ def finetune(run: RunFolder[FinetuneConfig], log: Log = log_info, callbacks: Seq
     """
     start_time, log = time.perf_counter(), multihost.main_process_only(log)
     config, setup = resolve_setup(run, log)
-    run = save_setup(run, config)
+    run = begin_session(run, config)
     run, data = build_data(run, setup, log)
     config, task, parallel = run.config, setup.task, setup.parallel
     evaluator, final_evaluator = make_evaluators(task, setup.apply, parallel, config, setup.init_model.output_tokenizer)
@@ -223,7 +223,7 @@ def finetune_seeds(
     Completed runs are not repeated.
 
     Raises:
-        UserError: see `bert.training.finetuning.finetune`; or a sub-folder holds another run.
+        UserError: see `finetune`; or a subfolder holds another run.
         Interrupted: a signal was received; the state of the current seed is saved.
     """
     began, log = time.perf_counter(), multihost.main_process_only(log)

@@ -23,7 +23,6 @@ from bert.model.pooling import Pooling
 from bert.parallel import multihost
 from bert.parallel.backends import Parallelism, make_parallelism
 from bert.runs.checkpoint_directory import CheckpointDirectory
-from bert.runs.environment import record_environment
 from bert.runs.folder import TARGET_TOKENIZER, RunFolder
 from bert.tasks import find_task, make_task
 from bert.tasks.base import Task
@@ -161,16 +160,6 @@ def _check_packing(name: str, has_decoder: bool, loss: Loss, rows: Rows) -> None
     if has_decoder or has_choices:
         problem = "has a decoder" if has_decoder else "has rows of several choices"
         raise UserError(f"data.packing is true, but the task {name} {problem}: remove it")
-
-
-def save_setup(run: RunFolder[FinetuneConfig], config: FinetuneConfig) -> RunFolder[FinetuneConfig]:
-    """Returns the run with its resolved configuration, and records configuration and environment in its folder.
-
-    The config.yaml of a resumed run is kept until `build_data` has checked a changed schedule.
-    """
-    run = dataclasses.replace(run, config=config) if run.resumed else run.save_config(config, vocabulary=False)
-    record_environment(run)
-    return run
 
 
 def check_devices(config: FinetuneConfig) -> Parallelism:

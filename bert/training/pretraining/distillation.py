@@ -29,10 +29,10 @@ from bert.model.dropout import Dropout
 from bert.model.encoder import EncoderOutput
 from bert.model.layers import LayerExecution
 from bert.model.names import ENCODER_DECODER, PROJECTIONS
-from bert.model.parameters import params_checksum
+from bert.model.parameters import Params, params_checksum
 from bert.model.pretraining import BertForMaskedLM
 from bert.tokenizer.vocabulary import embedding_rows, tokenizer_fingerprint
-from bert.training.initialization import Log, Params
+from bert.training.initialization import Log
 from bert.training.losses import Batch, Loss, WeightedSums, apply_to_batch, pretraining_losses, softened_divergence
 
 HiddenStates = dict[int, Array]

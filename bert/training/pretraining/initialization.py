@@ -12,7 +12,8 @@ from bert.config import ModelConfig
 from bert.data.pretraining.dataset import PretrainingDataset, open_rows
 from bert.metrics import unigram_log_probabilities
 from bert.model.names import PROJECTIONS
-from bert.training.initialization import Log, Params, taken_layers
+from bert.model.parameters import Params
+from bert.training.initialization import Log, taken_layers
 from bert.training.pretraining.cooccurrence import cooccurrence_embeddings
 from bert.training.pretraining.distillation import Teacher
 

@@ -20,12 +20,13 @@ from bert.inference.pretrained import Pretrained
 from bert.model.decoders import BertForCausalLM
 from bert.model.electra import Electra, make_generator_config
 from bert.model.layers import LayerExecution
+from bert.model.parameters import Params
 from bert.model.pretraining import BertForMaskedLM, BertForPermutedLM, BertForPreTraining
 from bert.parallel.backends import Parallelism
 from bert.runs.metrics_log import Metrics
 from bert.tokenizer.library import special_ids
 from bert.tokenizer.vocabulary import continues_word, token_text
-from bert.training.initialization import Initializable, Params
+from bert.training.initialization import Initializable
 from bert.training.losses import (
     Loss,
     make_permuted_token_loss,

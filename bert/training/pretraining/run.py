@@ -13,18 +13,19 @@ from bert.config import ModelConfig, PretrainConfig
 from bert.config.pretraining import Phase
 from bert.errors import UserError, log_info, require
 from bert.model.names import PROJECTIONS
+from bert.model.parameters import Params
 from bert.parallel import multihost
 from bert.parallel.backends import Parallelism
 from bert.runs.checkpoint import Checkpointer, Checkpoints, make_checkpointer, require_space
-from bert.runs.environment import make_profiler
+from bert.runs.environment import begin_session, make_profiler
 from bert.runs.folder import RunFolder
 from bert.runs.loggers import Callback, RunStart
-from bert.runs.report import make_report
+from bert.runs.report import Report, make_report
 from bert.runtime.interrupts import Interrupted, InterruptHandler
 from bert.runtime.process import release_free_memory
 from bert.tokenizer.library import special_ids
 from bert.training.flops import flops_per_token, shapes_of
-from bert.training.initialization import Initializable, Log, Params, initialize_state
+from bert.training.initialization import Initializable, Log, initialize_state
 from bert.training.loop import TrainLoop, TrainStep
 from bert.training.optimizer import learning_rate_schedule, make_optimizer
 from bert.training.pretraining.branches import find_branch_source, restore_branched
@@ -45,7 +46,7 @@ from bert.training.pretraining.results import (
     unigram_loss,
     write_results,
 )
-from bert.training.pretraining.setup import Setup, has_begun, resolve_setup, save_setup
+from bert.training.pretraining.setup import Setup, has_begun, resolve_setup
 from bert.training.pretraining.transfer import measure_transfer
 from bert.training.recurrence import memory_shape
 from bert.training.run_length import StepCosts, TimeBudget, time_train_step
@@ -93,7 +94,7 @@ def _train(
     """
     start_time = time.perf_counter()
     config, setup = resolve_setup(run, log)
-    run = save_setup(run, config)
+    run = begin_session(run, config)
     run, data = build_data(run, setup, log)
     parallel = setup.parallel
     with (
@@ -137,7 +138,16 @@ def _train(
             shapes = {path: shape for path, shape in shapes_of(state.params).items() if path[0] != PROJECTIONS}
             count_flops = partial(flops_per_token, shapes=shapes)
             for loop in _phase_loops(
-                run, data, programs, int(state.step), make_loop, checkpoints, budget, compile_phases, count_flops
+                run,
+                data,
+                programs,
+                int(state.step),
+                make_loop,
+                report,
+                checkpoints,
+                budget,
+                compile_phases,
+                count_flops,
             ):
                 state = parallel.take_state(loop.run(state))
         with times.measure("saving"):
@@ -183,7 +193,8 @@ def _phase_loops(
     data: PretrainingData,
     programs: Sequence[PhaseProgram],
     step: int,
-    make_loop: partial[TrainLoop],
+    make_loop: Callable[..., TrainLoop],
+    report: Report,
     checkpoints: Checkpoints,
     budget: TimeBudget,
     compile_phases: CompilePhases,
@@ -202,7 +213,7 @@ def _phase_loops(
                 facts = {"phase": phase.number, "sequence_length": phase.config.data.sequence_length}
                 if run.config.phases is not None and any(entry.batch_size_ramp for entry in run.config.phases):
                     facts["batch_size"] = phase.config.training.batch_size
-                make_loop.keywords["report"].set_phase(facts)
+                report.set_phase(facts)
             loop = make_loop(
                 config=phase.config.training,
                 end_step=phase.end,
@@ -225,7 +236,7 @@ def _phase_loops(
         else:
             return
         data = data.with_steps(run.config)
-        make_loop.keywords["report"].set_total_steps(data.total_steps)
+        report.set_total_steps(data.total_steps)
         programs = compile_phases(run.config, data, programs)
 
 

@@ -18,7 +18,6 @@ from bert.model.layers import LayerExecution
 from bert.parallel import multihost
 from bert.parallel.backends import Parallelism, make_parallelism
 from bert.runs.checkpoint_directory import CheckpointDirectory
-from bert.runs.environment import record_environment
 from bert.runs.folder import RunFolder
 from bert.tokenizer.extension import decompose_new_tokens
 from bert.tokenizer.vocabulary import embedding_rows, load_tokenizer
@@ -67,16 +66,6 @@ def resolve_setup(run: RunFolder[PretrainConfig], log: Log) -> tuple[PretrainCon
     LayerExecution.from_config(config.training, config.model)
     config, teacher = _load_teacher(config, log)
     return config, Setup(parallel, init_model, teacher)
-
-
-def save_setup(run: RunFolder[PretrainConfig], config: PretrainConfig) -> RunFolder[PretrainConfig]:
-    """Returns the run with its resolved configuration, and records configuration and environment in its folder.
-
-    The config.yaml of a resumed run is kept until `build_data` has checked a changed schedule.
-    """
-    run = dataclasses.replace(run, config=config) if run.resumed else run.save_config(config, vocabulary=False)
-    record_environment(run)
-    return run
 
 
 def check_devices(config: PretrainConfig) -> Parallelism:

