@@ -151,7 +151,7 @@ def rows(process: str, scale: Scale) -> Iterator[Row]:
         for name, shape in ceiling_shapes(scale).items():
             yield f"matmul {name}", partial(matmul, shape, scale.steps)
         for length in scale.lengths:
-            for kind in ("written", "xla", "cudnn", "xla, packed", "cudnn, packed"):
+            for kind in ("eager", "xla", "cudnn", "xla, packed", "cudnn, packed"):
                 yield f"attention T{length} {kind}", partial(attention, scale, length, batch, kind)
         for generator in ("none", "hash", "threefry", "rbg"):
             yield f"dropout {generator}", partial(dropout, scale, batch, generator)

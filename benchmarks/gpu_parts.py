@@ -74,7 +74,7 @@ def attention(scale: Scale, length: int, tokens: int, kind: str) -> dict[str, fl
 
     def gradients(kind: str) -> Callable[..., Any]:
         def attend(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-            if kind == "written":
+            if kind == "eager":
                 mixed = dot_product_attention(query, key, value, mask.booleans(length, length))[0]
             else:
                 mixed = fused_attention(query, key, value, mask, kind)
@@ -86,7 +86,7 @@ def attention(scale: Scale, length: int, tokens: int, kind: str) -> dict[str, fl
     found = jax_seconds(run, query, key, value, steps=scale.steps)
     mine, other = (
         jnp.concatenate([part.astype(jnp.float32).ravel() for part in of(query, key, value)])
-        for of in (run, gradients("written"))
+        for of in (run, gradients("eager"))
     )
     return {**found, "difference": float(jnp.linalg.norm(mine - other) / jnp.linalg.norm(other))}
 

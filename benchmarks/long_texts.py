@@ -28,7 +28,7 @@ MODES = ("cut", "head_tail", "windows", "windows_max")
 def documents() -> list[dict[str, str]]:
     """Returns the documents in random order."""
     prose = read_prose(PACKAGES)
-    names = Names.of(PACKAGES, [module.name for module, _ in prose])
+    names = Names.from_packages(PACKAGES, [module.name for module, _ in prose])
     rows = []
     for module, docstrings in prose:
         words = " ".join(names.remove_from(" ".join(docstring)) for docstring in docstrings).split()

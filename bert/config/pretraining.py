@@ -329,9 +329,9 @@ def resolve_phases(config: PretrainConfig, total_steps: int) -> list[Phase]:
         schedule_steps = (0, total_steps) if entry.schedule is None else (first, end)
         parts = itertools.pairwise([first, *ramp_boundaries(entry, first, end)])
         for training, part in zip([*ramp_of_phase(one.training, entry), one.training], parts, strict=True):
-            alone = dataclasses.replace(one, training=training)
+            phase_config = dataclasses.replace(one, training=training)
             if part[0] < part[1] or not entry.batch_size_ramp:  # a ramp of few steps skips batch sizes
-                resolved.append(Phase(number, *part, alone, held_out, schedule_steps))
+                resolved.append(Phase(number, *part, phase_config, held_out, schedule_steps))
     return resolved
 
 
@@ -364,24 +364,26 @@ def check_phases(config: PretrainConfig) -> None:
         raise UserError(f"phases have shares of {share:g}{others}, which leaves no steps for the last one: lower them")
     first = 0
     boundaries = phase_boundaries(phases, total)
-    for number, (phase, end, alone) in enumerate(zip(phases, boundaries, phase_configs(config), strict=True), 1):
+    for number, (phase, end, phase_config) in enumerate(zip(phases, boundaries, phase_configs(config), strict=True), 1):
         if end <= first:
             raise UserError(
                 f"phases.{number} has no steps, since the phases before it have {first:,} and training.steps is "
                 f"{total:,}: raise training.steps, or set phases to null"
             )
-        if alone.training.objective == "clm" and phase.max_predictions_per_sequence is not None:
+        if phase_config.training.objective == "clm" and phase.max_predictions_per_sequence is not None:
             raise UserError(
                 f"phases.{number}.max_predictions_per_sequence is {phase.max_predictions_per_sequence}, but "
                 "training.objective clm masks no tokens: remove it"
             )
-        _check_lengths(alone, f"phases.{number}")
-        alone.training.check_micro_batches(f"phases.{number}")
-        _check_alone(config, alone, phase, f"phases.{number}", end - first)
+        _check_lengths(phase_config, f"phases.{number}")
+        phase_config.training.check_micro_batches(f"phases.{number}")
+        _check_phase(config, phase_config, phase, f"phases.{number}", end - first)
         first = end
 
 
-def _check_alone(config: PretrainConfig, alone: PretrainConfig, phase: PhaseConfig, name: str, num_steps: int) -> None:
+def _check_phase(
+    config: PretrainConfig, phase_config: PretrainConfig, phase: PhaseConfig, name: str, num_steps: int
+) -> None:
     """Raises UserError if the settings of a phase do not fit together, or do not fit the run."""
     if phase.train is not None and config.data.eval is None:
         raise UserError(
@@ -391,12 +393,12 @@ def _check_alone(config: PretrainConfig, alone: PretrainConfig, phase: PhaseConf
     if phase.ramp_steps is not None and phase.ramp_steps >= num_steps:
         raise UserError(f"{name}.ramp_steps is {phase.ramp_steps}, but the phase has {num_steps:,} steps: use fewer")
     try:
-        check_paths(alone)
-        alone.data.check()
-        alone.model.check()
-        alone.optimizer.check()
-        alone.optimizer.num_warmup_steps(num_steps if phase.schedule else int(config.training.steps or 0))
-        alone._check_objective()
+        check_paths(phase_config)
+        phase_config.data.check()
+        phase_config.model.check()
+        phase_config.optimizer.check()
+        phase_config.optimizer.num_warmup_steps(num_steps if phase.schedule else int(config.training.steps or 0))
+        phase_config._check_objective()
     except UserError as error:
         raise UserError(f"{name}: {error}") from None
 

@@ -342,8 +342,8 @@ def _with_computed_defaults(config: PretrainConfig | FinetuneConfig) -> dict[str
     values = dataclasses.asdict(dataclasses.replace(config, model=config.model.resolved))
     if isinstance(config, PretrainConfig):
         values["data"]["max_predictions_per_sequence"] = config.data.predictions_per_row
-        for phase, alone in zip(values["phases"] or [], phase_configs(config), strict=False):
-            phase["max_predictions_per_sequence"] = alone.data.predictions_per_row
+        for phase, phase_config in zip(values["phases"] or [], phase_configs(config), strict=False):
+            phase["max_predictions_per_sequence"] = phase_config.data.predictions_per_row
     elif config.data.dev_fraction is not None:
         values["data"]["stratify_dev"] = bool(config.data.stratify_dev)  # null in older runs
     return values

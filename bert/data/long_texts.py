@@ -50,7 +50,7 @@ class LongTexts(NamedTuple):
     max_train_windows: int = TaskDataConfig.max_train_windows
 
     @classmethod
-    def of(cls, data: TaskDataConfig) -> LongTexts:
+    def from_config(cls, data: TaskDataConfig) -> LongTexts:
         """Returns the settings of a configuration."""
         return cls(data.max_length, data.long_texts, data.doc_stride, data.max_train_windows)
 

@@ -97,7 +97,7 @@ def embed(
     if pooling.has_token_vectors:
         _require_whole_texts(model, data.long_texts)
         return model._forward.embed(_rows_of_texts(model, rows, prompt), pooling, batch_size)
-    settings = LongTexts.of(data)._replace(max_length=model.longest_text)
+    settings = LongTexts.from_config(data)._replace(max_length=model.longest_text)
     return model._forward.embed(encode_texts(model.tokenizer, rows, settings), pooling, batch_size, skipped)
 
 

@@ -50,7 +50,7 @@ class Answered(NamedTuple):
     accuracy: float | None
 
     @classmethod
-    def of(cls, predicted: Hits, min_confidence: float) -> Answered:
+    def from_hits(cls, predicted: Hits, min_confidence: float) -> Answered:
         """Returns the coverage and accuracy of predictions."""
         is_answered = np.asarray(predicted.confidences) >= min_confidence
         accuracy = float(np.asarray(predicted.correct)[is_answered].mean()) if is_answered.any() else None
@@ -403,7 +403,7 @@ def _with_answered(evaluation: Evaluation, min_confidence: float | None) -> Eval
     predicted = hits(evaluation.labelled.scorer, evaluation.predictions, evaluation.labelled.examples)
     if min_confidence is None or predicted is None:
         return evaluation
-    return dataclasses.replace(evaluation, answered=Answered.of(predicted, min_confidence))
+    return dataclasses.replace(evaluation, answered=Answered.from_hits(predicted, min_confidence))
 
 
 def _compare(

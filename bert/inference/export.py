@@ -55,7 +55,7 @@ class Int8Check:
     tolerance: float
 
     @classmethod
-    def of(cls, model: Any, dev: Any, tolerance: float) -> Self:
+    def from_model(cls, model: Any, dev: Any, tolerance: float) -> Self:
         """Creates the check of a `bert.Pretrained`; see `Pretrained.save` for ``dev``.
 
         Raises:
@@ -249,7 +249,7 @@ def save(
         raise UserError("dev has an effect only with quantize: pass quantize as well, or leave out dev")
     if quantize is not None:
         onnx.check_exportable(model)
-        check = Int8Check.of(model, dev, tolerance)
+        check = Int8Check.from_model(model, dev, tolerance)
         options["accept"] = lambda *graphs: check(*(dataclasses.replace(model, graph=graph) for graph in graphs))
     with writable(out) as folder:
         # The folder of a URL is temporary.

@@ -200,7 +200,7 @@ def _load_for_graph(
     if known is None:
         _check_graph(model)
         if key is not None and weights_of(model.step)[1] == key:  # nothing was written while the weights were read
-            write_record(key, WeightsRecord.of(model))
+            write_record(key, WeightsRecord.from_model(model))
     return model
 
 
@@ -430,7 +430,7 @@ def _long_texts_of_run(config: PretrainConfig | FinetuneConfig, task: Task | Non
     if not isinstance(config, FinetuneConfig) or task is None:
         return None
     if "long_texts" in task.data_keys:
-        return LongTexts.of(config.data)
+        return LongTexts.from_config(config.data)
     return LongTexts(config.data.max_length) if architecture_of(task) in PAIR_CLASSIFIERS else None
 
 

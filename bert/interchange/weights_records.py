@@ -38,7 +38,7 @@ class WeightsRecord(NamedTuple):
     tie_word_embeddings: bool
 
     @classmethod
-    def of(cls, model: ModelBundle) -> WeightsRecord:
+    def from_model(cls, model: ModelBundle) -> WeightsRecord:
         """Returns the record of a model whose parameters were read."""
         parts = frozenset(map(part_of, arrays_by_path(model.params)))
         return cls(model.params_checksum, parts, model.config.tie_word_embeddings)

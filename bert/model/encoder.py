@@ -203,7 +203,7 @@ class Encoder(nn.Module):
         """[B, T, D] -> [B, T, D]; arguments: see `Bert` and `Layer`."""
         config = self.config
         # Fused kernels return no attention weights.
-        kernel = "written" if intermediates else self.execution.attention
+        kernel = "eager" if intermediates else self.execution.attention
         num_keys = x.shape[1] if cache is None else cache[0].own.num_positions
         segment: SegmentMemory | None = self.get_variable(COLLECTION, NAME)
         if segment is not None:
@@ -211,7 +211,7 @@ class Encoder(nn.Module):
         only_rows = not intermediates and cache is None
         may_split = only_rows and segment is None and memory is None
         contexts = attention_contexts(config, self.dtype, mask, x.shape[0], x.shape[1], num_keys, kernel, may_split)
-        if kernel == "written" and memory is not None:  # the layers share the booleans
+        if kernel == "eager" and memory is not None:  # the layers share the booleans
             memory = memory.replace(mask=memory.mask.to_pairs(x.shape[1], memory.hidden_states.shape[1]))
 
         scans = self.execution.scan and only_rows and not self.is_initializing()
@@ -420,7 +420,7 @@ class Bert(nn.Module):
         if global_attention_mask is not None:
             if separator is None:
                 raise ValueError("the model has no global attention: leave out global_attention_mask")
-            return GlobalTokens.of_mask(global_attention_mask, attention_mask)
+            return GlobalTokens.from_mask(global_attention_mask, attention_mask)
         if self.global_tokens is None or separator is None:
             return None
         return GlobalTokens.find(self.global_tokens, input_ids, separator, attention_mask)

@@ -59,14 +59,14 @@ class LayerExecution:
             layer from its input; Chen et al. 2016).
         scan: compile one layer and loop over stacked weights. They are stacked within the step, so the optimizer,
             checkpoints and exports still have separate parameters for each layer.
-        attention: "written" (explicit; supports dropout, any mask and attention weights), or a fused kernel without
+        attention: "eager" (explicit; supports dropout, any mask and attention weights), or a fused kernel without
             dropout and weights (`bert.model.attention.fused_attention`): "cudnn", "splash" or "xla".
         pad_vocab_to_multiple_of: multiple to which the MLM head pads its logits. Padding has probability 0.
     """
 
     remat: str = "none"
     scan: bool = False
-    attention: str = "written"
+    attention: str = "eager"
     pad_vocab_to_multiple_of: int = 1
 
     @classmethod
@@ -103,7 +103,7 @@ class LayerExecution:
                 "training.attention_implementation is splash, which requires TPUs, but the devices are others: set it "
                 "to xla, or leave it to training.preset"
             )
-        attention = "written"
+        attention = "eager"
         if config.attention_implementation in ("cudnn", "splash"):
             attention = config.attention_implementation
         elif config.preset == "fast" and config.attention_implementation == "auto":
@@ -194,7 +194,7 @@ class Layer(nn.Module):
 
     config: ModelConfig
     dtype: Dtype = jnp.float32
-    kernel: str = "written"
+    kernel: str = "eager"
     has_attention_norm: bool = True
 
     @nn.compact
@@ -206,7 +206,7 @@ class Layer(nn.Module):
         memory: Memory | None = None,
         cache: LayerCache | None = None,
         positions: Positions | None = None,
-        earlier: Float[Array, "B M D"] | None = None,
+        earlier: Float[Array, "B mem D"] | None = None,
     ) -> tuple[Float[Array, "B T D"], LayerStates]:
         """[B, T, D] -> [B, T, D].
 
@@ -214,7 +214,7 @@ class Layer(nn.Module):
             mask: mask of self-attention, over the cached keys if there is a cache.
             cache: keys and values of earlier positions. The keys and values of ``x`` are written at the mask's
                 ``start``. The mask must exclude later positions, as a causal mask does.
-            earlier: inputs of this layer at M earlier positions, which are further keys and values.
+            earlier: inputs of this layer at the positions of the segment memory, which are further keys and values.
         """
         rate = self.config.hidden_dropout_prob
         norm = layer_norm(self.config, self.dtype, "attention_norm")

@@ -80,7 +80,7 @@ class GlobalTokens(struct.PyTreeNode):
         return cls._of_flags(flags, kind, attention_mask)
 
     @classmethod
-    def of_mask(cls, global_attention_mask: PaddingMask, attention_mask: PaddingMask | None) -> GlobalTokens:
+    def from_mask(cls, global_attention_mask: PaddingMask, attention_mask: PaddingMask | None) -> GlobalTokens:
         """Returns the global tokens that a mask selects among the tokens of padded rows."""
         return cls._of_flags(global_attention_mask.astype(bool), "given", attention_mask)
 

@@ -36,7 +36,7 @@ class Attention(nn.Module):
 
     config: ModelConfig
     dtype: Dtype = jnp.float32
-    kernel: str = "written"
+    kernel: str = "eager"
 
     def setup(self) -> None:
         config = self.config
@@ -121,7 +121,7 @@ class Attention(nn.Module):
         if mask.block is not None:
             return self._attend_in_blocks(query, key, value, mask, dropout), None
         softcap = self.config.attention_softcap
-        if self.kernel != "written":
+        if self.kernel != "eager":
             return fused_attention(query, key, value, mask, self.kernel, softcap), None
         pairs, rate = mask.booleans(query.shape[1], key.shape[1]), self.config.attention_probs_dropout_prob
         return dot_product_attention(
@@ -176,7 +176,7 @@ class Attention(nn.Module):
         visible = Mask(keys=tokens.keys)
         near = visible.replace(window=self.config.attention_window, global_tokens=tokens)
         options: Any = {"softcap": self.config.attention_softcap}
-        if self.kernel == "written":
+        if self.kernel == "eager":
             options["dropout_rate"] = self.config.attention_probs_dropout_prob
 
         @jax.checkpoint

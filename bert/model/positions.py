@@ -42,31 +42,31 @@ class Rotation(struct.PyTreeNode):
     sin: Array
 
     @classmethod
-    def of_positions(cls, positions: Int[Array, "#B T"], head_size: int, base: float) -> Rotation:
+    def from_positions(cls, positions: Int[Array, "#B T"], head_size: int, base: float) -> Rotation:
         """Makes the rotation for positions [B, T]."""
-        return cls._of_angles(positions[..., None].astype(jnp.float32) * rotary_frequencies(head_size, base))
+        return cls._from_angles(positions[..., None].astype(jnp.float32) * rotary_frequencies(head_size, base))
 
     @classmethod
-    def of_layers(cls, config: ModelConfig, local: bool, positions: Int[Array, "#B T"]) -> Rotation:
+    def from_config(cls, config: ModelConfig, local: bool, positions: Int[Array, "#B T"]) -> Rotation:
         """Makes the rotation of global or local layers for positions [B, T]."""
         own_base = config.local_rotary_base if local else None
         kind = config.rotary_scaling if own_base is None else "none"
         base, size, factor = own_base or config.rotary_base, config.rotated_size, config.rotary_scaling_factor
         if kind == "none":
-            return cls.of_positions(positions, size, base)
+            return cls.from_positions(positions, size, base)
         if kind == "ntk":
-            return cls.of_positions(positions, size, base * factor ** (size / (size - 2)))
+            return cls.from_positions(positions, size, base * factor ** (size / (size - 2)))
         frequencies = rotary_frequencies(size, base)
         scaled = frequencies / np.float32(factor)
         if kind == "linear":
-            return cls._of_angles(positions[..., None].astype(jnp.float32) * scaled)
+            return cls._from_angles(positions[..., None].astype(jnp.float32) * scaled)
         length = config.rotary_original_length or config.max_position_embeddings / factor
         share = _yarn_shares(size, base, float(length))
         angles = positions[..., None].astype(jnp.float32) * (scaled * (1 - share) + frequencies * share)
-        return cls._of_angles(angles, 1 + 0.1 * math.log(factor))
+        return cls._from_angles(angles, 1 + 0.1 * math.log(factor))
 
     @classmethod
-    def _of_angles(cls, angles: Float[Array, "#B T half"], scale: float = 1.0) -> Rotation:
+    def _from_angles(cls, angles: Float[Array, "#B T half"], scale: float = 1.0) -> Rotation:
         waves = jnp.cos(angles), jnp.sin(angles)
         return cls(*(waves if scale == 1 else (wave * scale for wave in waves)))
 
@@ -150,7 +150,7 @@ class Disentangled(struct.PyTreeNode):
     buckets: Array
 
     @classmethod
-    def of_distances(
+    def from_distances(
         cls, embeddings: Float[Array, "P D"], distances: Int[Array, "#B T S"], max_positions: int
     ) -> Disentangled:
         """Makes the positions for distances [B, T, S], query position minus key position, as in DeBERTa-v2 and v3."""
@@ -160,7 +160,7 @@ class Disentangled(struct.PyTreeNode):
         return cls(embeddings, middle + jnp.sign(distances) * table[near])
 
     @classmethod
-    def of_linear_distances(cls, embeddings: Float[Array, "P D"], distances: Int[Array, "#B T S"]) -> Disentangled:
+    def from_linear_distances(cls, embeddings: Float[Array, "P D"], distances: Int[Array, "#B T S"]) -> Disentangled:
         """Makes the positions for distances [B, T, S], clipped at P / 2, as in DeBERTa version 1."""
         count = len(embeddings)
         return cls(embeddings, jnp.clip(distances + count // 2, 0, count - 1))
@@ -246,7 +246,7 @@ class RelativeSinusoids(struct.PyTreeNode):
     other_segment: Array | None = None
 
     @classmethod
-    def of_mask(cls, mask: Mask, width: int, num_queries: Length, num_keys: Length) -> RelativeSinusoids:
+    def from_mask(cls, mask: Mask, width: int, num_queries: Length, num_keys: Length) -> RelativeSinusoids:
         """Makes the positions for the queries and keys of a mask; ``width`` is D."""
         in_order = mask.positions is None and (mask.start is None or isinstance(mask.start, int))
         count, largest = 2 * num_keys - 1, num_keys - 1
@@ -336,11 +336,11 @@ def attention_contexts(
     def context(local: bool) -> AttentionContext:
         positions: Positions | None = None
         if config.position_embedding_type == "rotary":
-            positions = Rotation.of_layers(config, local, mask.query_positions(length))
+            positions = Rotation.from_config(config, local, mask.query_positions(length))
         elif config.is_disentangled:
             positions = _disentangled(config, dtype, mask.distances(length, num_keys))
         elif config.position_embedding_type == "transformer_xl":
-            positions = RelativeSinusoids.of_mask(mask, config.hidden_size, length, num_keys)
+            positions = RelativeSinusoids.from_mask(mask, config.hidden_size, length, num_keys)
         layer_mask = mask.replace(window=config.attention_window) if local else mask
         fully_masked = layer_mask.find_fully_masked(length)
         if local and block is not None:
@@ -348,7 +348,7 @@ def attention_contexts(
             return AttentionContext(layer_mask.replace(fully_masked=fully_masked), positions)
         if bias_from_distances is not None:
             layer_mask = layer_mask.replace(bias=bias_from_distances(mask.distances(length, num_keys)))
-        layer_mask = layer_mask.to_pairs(length, num_keys) if kernel == "written" else layer_mask
+        layer_mask = layer_mask.to_pairs(length, num_keys) if kernel == "eager" else layer_mask
         return AttentionContext(layer_mask.replace(fully_masked=fully_masked), positions)
 
     return {local: context(local) for local in sorted(set(map(config.is_local, range(config.num_hidden_layers))))}
@@ -371,9 +371,9 @@ def _disentangled(config: ModelConfig, dtype: Dtype, distances: Int[Array, "#B T
     init = truncated_normal_init(config)
     table = nn.Embed(buckets, config.hidden_size, embedding_init=init, name="relative_attention_embeddings")
     if config.position_embedding_type == "deberta_v1":
-        return Disentangled.of_linear_distances(table.embedding.astype(dtype), distances)
+        return Disentangled.from_linear_distances(table.embedding.astype(dtype), distances)
     vectors = layer_norm(config, dtype, "relative_attention_norm")(table.embedding)
-    return Disentangled.of_distances(vectors, distances, config.max_position_embeddings)
+    return Disentangled.from_distances(vectors, distances, config.max_position_embeddings)
 
 
 def sinusoids(shape: tuple[int, ...], deviation: float) -> jax.Array:

@@ -205,7 +205,7 @@ class EmbeddingTask(ColumnFilesTask):
             length = self.interaction.max_length("query") or data.max_length
             return tokenize_scored(tokenizer, queries, length, self.interaction, "query")
         if examples.positives is None:
-            return encode_texts(tokenizer, queries, LongTexts.of(data))
+            return encode_texts(tokenizer, queries, LongTexts.from_config(data))
         documents = [
             self._cased([positive, *negatives], self.settings.document_prompt or "")
             for positive, negatives in zip(examples.positives, examples.negatives, strict=True)
@@ -220,7 +220,7 @@ class EmbeddingTask(ColumnFilesTask):
         if self.interaction is not None:
             settings = (data.max_length, self.interaction, has_loss)
             return tokenize_scored_queries(tokenizer, queries, documents, scores, *settings)
-        return tokenize_queries(tokenizer, queries, documents, scores, LongTexts.of(data), has_loss)
+        return tokenize_queries(tokenizer, queries, documents, scores, LongTexts.from_config(data), has_loss)
 
     def _cased(self, texts: Sequence[str], prompt: str = "") -> list[str]:
         texts = [prompt + text for text in texts]
@@ -373,9 +373,9 @@ class LabelledTextsTask(EmbeddingTask):
     def features(self, tokenizer: Tokenizer, examples: TextExamples, data: TaskDataConfig) -> TokenRows | WindowedRows:
         texts = self._cased(examples.queries, self.settings.query_prompt or "")
         if examples.scores is None:
-            return encode_texts(tokenizer, texts, LongTexts.of(data))
+            return encode_texts(tokenizer, texts, LongTexts.from_config(data))
         labels = np.stack([examples.scores, number_texts(examples.queries)], axis=1)
-        return encode_texts(tokenizer, texts, LongTexts.of(data), labels)
+        return encode_texts(tokenizer, texts, LongTexts.from_config(data), labels)
 
     def predict(self, outputs: Outputs, features: Any, examples: TextExamples) -> Outputs:
         """Returns the embeddings unchanged."""

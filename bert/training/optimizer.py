@@ -41,8 +41,8 @@ def scale_by_bert_adam(
     """
 
     def init(params: optax.Params) -> ScaleByBertAdamState:
-        zeros = jax.tree.map(jnp.zeros_like, params)
-        return ScaleByBertAdamState(jnp.zeros([], jnp.int32), zeros, jax.tree.map(jnp.zeros_like, params))
+        mu, nu = (jax.tree.map(jnp.zeros_like, params) for _ in range(2))  # separate, since a step donates both
+        return ScaleByBertAdamState(jnp.zeros([], jnp.int32), mu, nu)
 
     def update(
         grads: optax.Updates, state: ScaleByBertAdamState, params: optax.Params | None = None

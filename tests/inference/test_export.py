@@ -90,7 +90,7 @@ def test_a_graph_gives_what_the_model_gives(kind: str, models, tmp_path: Path) -
 def test_both_scores_are_those_of_the_labelled_rows(kind: str, models, tmp_path: Path) -> None:
     model = models(kind)
     task = model.require_task()
-    check = Int8Check.of(model, LABELLED if kind == "classification" else GROUPS, 0.9)
+    check = Int8Check.from_model(model, LABELLED if kind == "classification" else GROUPS, 0.9)
     (tmp_path / "int8").mkdir()
     whole = with_graph(model, tmp_path)
     write_int8(tmp_path / GRAPH, tmp_path / "int8" / GRAPH)
@@ -152,9 +152,9 @@ def test_a_run_is_scored_on_its_own_dev_rows_or_on_those_of_a_folder(tmp_path: P
     task = CustomClassification(**BINARY, data=data)
     model = model_of(tmp_path, HEADS[task.kind](CONFIG, task.num_labels), task)
     run = dataclasses.replace(model, source=str(tmp_path), step=3)
-    assert len(Int8Check.of(run, None, 0.01).examples) == 3
-    assert len(Int8Check.of(run, tmp_path / "moved", 0.01).examples) == 6
-    assert len(Int8Check.of(run, tmp_path / "moved" / "train.jsonl", 0.01).examples) == 16
+    assert len(Int8Check.from_model(run, None, 0.01).examples) == 3
+    assert len(Int8Check.from_model(run, tmp_path / "moved", 0.01).examples) == 6
+    assert len(Int8Check.from_model(run, tmp_path / "moved" / "train.jsonl", 0.01).examples) == 16
 
 
 def test_lower_is_better_where_the_task_says_so_and_nan_is_refused() -> None:

@@ -157,7 +157,7 @@ MEMORY = Memory(
 
 
 @functools.cache
-def decoder(pre_layer_norm: bool, kernel: str = "written") -> tuple:
+def decoder(pre_layer_norm: bool, kernel: str = "eager") -> tuple:
     encoder = Encoder(
         dataclasses.replace(CONFIG, pre_layer_norm=pre_layer_norm), execution=LayerExecution(attention=kernel)
     )
@@ -169,9 +169,9 @@ def decoder(pre_layer_norm: bool, kernel: str = "written") -> tuple:
 @pytest.mark.parametrize(
     ("pre_layer_norm", "kernel"),
     [
-        (False, "written"),
+        (False, "eager"),
         (True, "xla"),
-        pytest.param(True, "written", marks=pytest.mark.slow),
+        pytest.param(True, "eager", marks=pytest.mark.slow),
         pytest.param(False, "xla", marks=pytest.mark.slow),
     ],
 )
@@ -382,7 +382,7 @@ def test_cross_attention_is_left_to_xla(monkeypatch) -> None:
     config = dataclasses.replace(WINDOWS, attention_window=None, global_attention_every=None, causal=True)
     target, source = jax.random.normal(jax.random.key(0), (2, 2, 128, 16))
     memory = Memory(source, Mask(keys=jnp.arange(128)[None] < jnp.array([[40], [100]])))
-    layers = [Layer(config, kernel=kernel) for kernel in ("written", "splash")]
+    layers = [Layer(config, kernel=kernel) for kernel in ("eager", "splash")]
     params = layers[0].init(jax.random.key(1), target[:, :9], Mask(causal=True), memory=memory)
     written, fused = (layer.apply(params, target, Mask(causal=True), memory=memory)[0] for layer in layers)
     np.testing.assert_allclose(written, fused, atol=1e-5)

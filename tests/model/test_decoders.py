@@ -169,7 +169,7 @@ def test_left_padded_prompts_have_the_logits_of_the_text_alone(name: str) -> Non
 
 @pytest.mark.medium
 @pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("attention", ["written", "xla"])
+@pytest.mark.parametrize("attention", ["eager", "xla"])
 def test_packed_examples_see_themselves_alone_and_no_future(name: str, attention: str) -> None:
     """Two examples in a row, of 5 and 3 tokens and a padding, have the logits that each has alone."""
     _, params, run = model_of(name)

@@ -39,7 +39,7 @@ IDS = jax.random.randint(jax.random.key(1), (1, 12), 0, 99)
 
 
 @functools.cache
-def encoder(config: ModelConfig, kernel: str = "written", scan: bool = False) -> tuple:
+def encoder(config: ModelConfig, kernel: str = "eager", scan: bool = False) -> tuple:
     execution = LayerExecution(attention=kernel, scan=scan, remat="full" if scan else "none")
     params = jax.jit(Encoder(config).init)(jax.random.key(0), X, Mask())
     return params, jax.jit(Encoder(config, execution=execution).apply, static_argnames="intermediates")
@@ -141,8 +141,8 @@ def test_scaled_rotations(kind: str) -> None:
         CONFIG, hidden_size=256, rotary_scaling=kind, rotary_scaling_factor=4.0, rotary_original_length=256
     )
     positions = jnp.arange(8)[None]
-    plain = Rotation.of_positions(positions, 64, 1e4)
-    scaled = Rotation.of_layers(config, False, positions)
+    plain = Rotation.from_positions(positions, 64, 1e4)
+    scaled = Rotation.from_config(config, False, positions)
     norm = 1 + 0.1 * np.log(4) if kind == "yarn" else 1.0
     np.testing.assert_allclose(jnp.hypot(scaled.cos, scaled.sin), norm, rtol=1e-5)
     angles, before = (np.asarray(jnp.arctan2(x.sin, x.cos)) for x in (scaled, plain))

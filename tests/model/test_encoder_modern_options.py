@@ -32,7 +32,7 @@ IDS = jax.random.randint(jax.random.key(1), (3, 12), 0, 99)
 def test_a_rotation_by_hand() -> None:
     """Features i and i + H / 2 of position t are turned by t * base^(-2 i / H) radians."""
     x = np.random.default_rng(0).normal(size=(1, 3, 2, 4)).astype(np.float32)
-    turned = Rotation.of_positions(jnp.arange(3)[None], 4, 100.0)(jnp.asarray(x))
+    turned = Rotation.from_positions(jnp.arange(3)[None], 4, 100.0)(jnp.asarray(x))
     for t in range(3):
         for i, frequency in enumerate((1.0, 0.1)):
             pair = x[0, t, :, i] + 1j * x[0, t, :, i + 2]
@@ -46,7 +46,7 @@ def test_rotated_scores_depend_on_distances_alone() -> None:
     query, key = jax.random.normal(jax.random.key(0), (2, 1, 1, 1, 8))
 
     def score(t: int, s: int) -> float:
-        turned = (Rotation.of_positions(jnp.array([[place]]), 8, 1e4)(x) for x, place in ((query, t), (key, s)))
+        turned = (Rotation.from_positions(jnp.array([[place]]), 8, 1e4)(x) for x, place in ((query, t), (key, s)))
         return float(jnp.sum(jnp.multiply(*turned)))
 
     assert score(2, 5) == pytest.approx(score(902, 905), abs=1e-4)
@@ -68,7 +68,7 @@ def test_without_positions_order_is_unseen_and_with_rotary_ones_it_is_not() -> N
 
 
 @functools.cache
-def encoder(kernel: str = "written", scan: bool = False) -> tuple:
+def encoder(kernel: str = "eager", scan: bool = False) -> tuple:
     module = Encoder(MODERN, execution=LayerExecution(attention=kernel, scan=scan))
     params = jax.jit(Encoder(MODERN).init)(jax.random.key(0), X, Mask())
     return params, jax.jit(module.apply, static_argnames="intermediates")
@@ -93,7 +93,7 @@ def test_windows_alternate_and_include_both_ends() -> None:
     "mask", [Mask(), Mask(causal=True), Mask(keys=jnp.arange(9)[None] < jnp.array([[9], [4], [7]]))]
 )
 @pytest.mark.parametrize(
-    ("kernel", "scan"), [pytest.param("xla", False, marks=pytest.mark.slow), ("xla", True), ("written", True)]
+    ("kernel", "scan"), [pytest.param("xla", False, marks=pytest.mark.slow), ("xla", True), ("eager", True)]
 )
 def test_every_way_of_running_the_layers_gives_the_same(kernel: str, scan: bool, mask: Mask) -> None:
     params, run = encoder()
@@ -104,7 +104,7 @@ def test_every_way_of_running_the_layers_gives_the_same(kernel: str, scan: bool,
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("kernel", ["written", "xla"])
+@pytest.mark.parametrize("kernel", ["eager", "xla"])
 def test_decoding_with_a_cache_is_the_whole_causal_pass(kernel: str) -> None:
     """Left-padded prompts of 4 positions, then a position a call: windows and rotations begin at ``start``."""
     params, run = encoder(kernel)
@@ -198,7 +198,7 @@ def test_a_gated_feed_forward_by_hand(act: str) -> None:
 
 @pytest.mark.medium
 def test_bfloat16_rotates_in_float32() -> None:
-    rotation = Rotation.of_positions(jnp.arange(9000)[None], 8, 1e4)
+    rotation = Rotation.from_positions(jnp.arange(9000)[None], 8, 1e4)
     x = jax.random.normal(jax.random.key(0), (1, 9000, 1, 8), jnp.bfloat16)
     assert rotation(x).dtype == jnp.bfloat16
     exact = rotation(x.astype(jnp.float32))

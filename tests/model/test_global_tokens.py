@@ -124,7 +124,7 @@ def written_out(params: dict, x: np.ndarray, flags: np.ndarray, real: np.ndarray
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("kernel", ["written", "xla"])
+@pytest.mark.parametrize("kernel", ["eager", "xla"])
 @pytest.mark.parametrize("length", [90, T])
 @pytest.mark.parametrize(
     ("kind", "count"), [("first", 1), *((kind, count) for kind in KINDS[1:] for count in (FEW, MANY))]

@@ -147,7 +147,7 @@ def test_buckets_by_hand() -> None:
     buckets = buckets_by_distance(16, 31, round_up=True)
     edges = 4 * (31 / 4) ** (np.arange(1, 4) / 3)  # the last distances of the buckets that grow
     assert buckets.tolist() == [*range(5), *(5 + int(np.sum(d > edges + 1e-4)) for d in range(5, 32))]
-    positions = Disentangled.of_distances(jnp.zeros((16, 12)), jnp.array([[[-40, -3, 0, 4, 31]]]), 32)
+    positions = Disentangled.from_distances(jnp.zeros((16, 12)), jnp.array([[[-40, -3, 0, 4, 31]]]), 32)
     assert positions.buckets.tolist() == [[[1, 5, 8, 12, 15]]]
 
 

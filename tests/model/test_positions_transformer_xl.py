@@ -109,7 +109,7 @@ def test_decoding_with_a_cache() -> None:
 
 def test_the_shift_is_the_index_of_the_distance() -> None:
     columns = jnp.arange(3 * 9.0).reshape(1, 1, 3, 9)
-    shifted = RelativeSinusoids.of_mask(Mask(start=4), 12, 3, 7)._by_key(columns)
+    shifted = RelativeSinusoids.from_mask(Mask(start=4), 12, 3, 7)._by_key(columns)
     for t, s in np.ndindex(3, 7):
         assert shifted[0, 0, t, s] == 9 * t + 6 - (4 + t - s)  # distances from 6 down to -2
 

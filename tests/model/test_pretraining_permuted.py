@@ -53,7 +53,7 @@ def test_the_mask_by_hand() -> None:
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("kernel", ["written", pytest.param("xla", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kernel", ["eager", pytest.param("xla", marks=pytest.mark.slow)])
 def test_gradients_of_tokens_that_are_not_seen_are_exactly_zero(kernel: str) -> None:
     """The gradient of each prediction with respect to the embedding of each token, all layers through."""
     model = BertForPermutedLM(CONFIG, execution=LayerExecution(attention=kernel))

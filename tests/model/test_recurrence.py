@@ -46,7 +46,7 @@ def in_segments(model: BertForCausalLM, params: Any, ids: np.ndarray, size: int)
 @pytest.mark.parametrize(
     "execution",
     [{}, {"attention": "xla", "remat": "full"}, {"scan": True}],
-    ids=["written", "kernel and remat", "scan"],
+    ids=["eager", "kernel and remat", "scan"],
 )
 @pytest.mark.parametrize("config", [CONFIG, PRE_NORM, SHARED], ids=["post-norm", "pre-norm", "shared layers"])
 def test_segments_equal_one_pass(config: ModelConfig, execution: dict[str, str]) -> None:

@@ -115,7 +115,7 @@ def test_the_published_files_of_gte(architecture: str, tmp_path: Path) -> None:
     assert_alike(our_answers(model, batch), theirs, batch["attention_mask"])
     # The published code (NTKScalingRotaryEmbedding): 1 / (base * factor)^(2 i / H), divided by factor^(2 / H).
     expected = (500.0 * 8) ** -(np.arange(16) / 16) / 8 ** (2 / 32)
-    rotation = Rotation.of_layers(model.config, False, np.ones((1, 1), int))
+    rotation = Rotation.from_config(model.config, False, np.ones((1, 1), int))
     np.testing.assert_allclose(np.arctan2(rotation.sin, rotation.cos)[0, 0], expected, rtol=1e-5)
     edit(tmp_path, logn_attention_scale=True)
     with pytest.raises(bert.UserError, match="logn_attention_scale is True"):

@@ -298,7 +298,7 @@ def _distances(graph: Graph, length: str) -> str:
 def _rotation(graph: Graph, config: ModelConfig, local: bool, length: str) -> tuple[str, str]:
     """Returns cosine and sine [1, 1, T, R / 2]. The tables have a row for each position up to the model's maximum."""
     positions = jnp.arange(config.max_position_embeddings)[None]
-    rotation = Rotation.of_layers(config, local, positions)
+    rotation = Rotation.from_config(config, local, positions)
     tables = {f"cos_{local}": rotation.cos, f"sin_{local}": rotation.sin}
     names = [graph.array(name, np.asarray(table)[None]) for name, table in tables.items()]
     cos, sin = (graph.slice(name, 0, length, axis=2) for name in names)

@@ -149,7 +149,9 @@ class SequenceClassificationTask(Task):
         return dataclasses.replace(examples, labels=labels, label_words=label_words)
 
     def features(self, tokenizer: Tokenizer, examples: Examples, data: TaskDataConfig) -> TokenRows | WindowedRows:
-        return encode_texts(tokenizer, examples.texts, LongTexts.of(data), examples.labels, data.pair_truncation)
+        return encode_texts(
+            tokenizer, examples.texts, LongTexts.from_config(data), examples.labels, data.pair_truncation
+        )
 
     def sample(self, examples: Examples) -> tuple[str, ...]:
         inputs = ((text,) if isinstance(text, str) else tuple(text) for text in examples.texts)

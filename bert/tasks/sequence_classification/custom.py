@@ -315,7 +315,7 @@ def _rows(source: str, split: str) -> Iterator[Mapping[str, Any]]:
     """Yields texts and labels, at most MAX_ROWS per package, evenly spread over its modules."""
     packages, _ = parse_source(source)
     prose = read_prose(packages)
-    names = Names.of(packages, [module.name for module, _ in prose])
+    names = Names.from_packages(packages, [module.name for module, _ in prose])
     texts: dict[str, list[str]] = {package: [] for package in sorted(packages)}
     for module, docstrings in prose:
         if module.split == split:
@@ -339,7 +339,7 @@ class Names(NamedTuple):
     modules: frozenset[str]
 
     @classmethod
-    def of(cls, packages: frozenset[str], modules: list[str]) -> Names:
+    def from_packages(cls, packages: frozenset[str], modules: list[str]) -> Names:
         """Returns the names of packages and of their modules."""
         distributions = importlib.metadata.packages_distributions()
         names = [*packages, *ALIASES, *(name for package in packages for name in distributions.get(package, ()))]

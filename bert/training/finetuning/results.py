@@ -46,7 +46,7 @@ class ParameterCounts(NamedTuple):
     trained: int
 
     @classmethod
-    def of(cls, params: Params, frozen: FrozenWeights, setup: Setup) -> ParameterCounts:
+    def from_params(cls, params: Params, frozen: FrozenWeights, setup: Setup) -> ParameterCounts:
         """Counts the parameters of a run, whose state holds ``params``."""
         trained = count_parameters(_trained(params, setup.frozen))
         return cls(count_parameters(frozen.merge(params)), trained)

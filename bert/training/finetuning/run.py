@@ -78,7 +78,7 @@ def finetune(run: RunFolder[FinetuneConfig], log: Log = log_info, callbacks: Seq
         frozen = _take_frozen_weights(run, setup)
         optimizer = make_optimizer(config.optimizer, data.total_steps, setup.frozen)
         state = _initialize(run, setup, optimizer, restore, log)
-        counts = ParameterCounts.of(state.params, frozen, setup)
+        counts = ParameterCounts.from_params(state.params, frozen, setup)
         if run.is_writer:
             log_summary(state.params, counts, config, setup, data)
         evaluate = DevEvaluator(evaluator, task, setup.dev, interrupts, _merge_on_devices(frozen, parallel))

@@ -70,7 +70,7 @@ class CheckpointScores:
         self._directory = CheckpointDirectory(run / "checkpoints", max_to_keep)
 
     @classmethod
-    def of_run(cls, run: RunFolder[PretrainConfig], log: Log) -> CheckpointScores:
+    def from_run(cls, run: RunFolder[PretrainConfig], log: Log) -> CheckpointScores:
         """Returns the scores of ``transfer`` in the process that trains."""
         recipes = {name: transfer_config(run.config, name) for name in transfer_names(run.config)}
         return cls(run.path, recipes, run.config.training.max_to_keep, log, run.is_writer)

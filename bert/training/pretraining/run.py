@@ -80,7 +80,7 @@ def pretrain(run: RunFolder[PretrainConfig], log: Log = log_info, callbacks: Seq
     if transfer == results.get("transfer"):
         return dict(results)
     if run.config.transfer_every is not None:
-        CheckpointScores.of_run(run, log).add_last(results["steps"], transfer)
+        CheckpointScores.from_run(run, log).add_last(results["steps"], transfer)
     return dict(multihost.broadcast_from_main(partial(add_transfer, run, results, transfer, start_time)))
 
 
@@ -107,9 +107,10 @@ def _train(
         times = RunTimes(start_time, peak_flops_of_devices(run.config.training.dtype))
         model, loss, compile_loss = build_with_teacher(run.config, setup.teacher, parallel)
 
-        def compile_loss_for(alone: PretrainConfig) -> CompileLoss:
-            is_same = alone.model == run.config.model
-            return compile_loss if is_same else build_with_teacher(alone, setup.teacher, parallel)[2]
+        def compile_loss_for(phase_config: PretrainConfig) -> CompileLoss:
+            # Building the loss again puts a second copy of the teacher onto the devices.
+            is_same = phase_config.model == run.config.model
+            return compile_loss if is_same else build_with_teacher(phase_config, setup.teacher, parallel)[2]
 
         compile_phases = partial(_compile_phases, compile_loss_for, loss.factors, parallel, interrupts)
         programs = compile_phases(run.config, data)
@@ -169,7 +170,7 @@ def _score_checkpoint(run: RunFolder[PretrainConfig], checkpoints: Checkpointer,
     checkpoints.wait()
     run.pull()
     try:
-        CheckpointScores.of_run(run, log).measure(step)
+        CheckpointScores.from_run(run, log).measure(step)
     except Interrupted as stop:  # its step is one of a fine-tuning run; the pretrained state is saved
         raise Interrupted(step, stop.signal_number) from None
     release_free_memory()
@@ -263,13 +264,13 @@ def _compile_phases(
     programs: list[PhaseProgram] = []
     eval_steps: list[tuple[ModelConfig, Callable[..., Any]]] = []
     for number, phase in enumerate(data.phases):
-        alone = phase.phase.config
-        compile_loss = compile_loss_for(alone)
-        if (eval_step := next((step for model, step in eval_steps if model == alone.model), None)) is None:
+        phase_config = phase.phase.config
+        compile_loss = compile_loss_for(phase_config)
+        if (eval_step := next((step for model, step in eval_steps if model == phase_config.model), None)) is None:
             eval_step = compile_loss(partial(make_eval_step, axis=parallel.axis), ())
-            eval_steps.append((alone.model, eval_step))
+            eval_steps.append((phase_config.model, eval_step))
         first, last = phase.phase.schedule_steps
-        optimizer = make_optimizer(alone.optimizer, last, first_step=first)
+        optimizer = make_optimizer(phase_config.optimizer, last, first_step=first)
         make_step = partial(
             make_train_step,
             optimizer=optimizer,

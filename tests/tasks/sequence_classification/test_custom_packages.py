@@ -58,7 +58,7 @@ def test_names_are_taken_out(text: str, left: str) -> None:
 
 @pytest.mark.medium
 def test_names_are_those_of_packages_distributions_and_modules() -> None:
-    names = Names.of(frozenset({"sklearn"}), ["sklearn/linear_model/_base.py"])
+    names = Names.from_packages(frozenset({"sklearn"}), ["sklearn/linear_model/_base.py"])
     assert names.packages >= {"sklearn", "scikit", "learn", "np"}
     assert names.modules == {"sklearn", "linear", "model", "base", "py"}
 
