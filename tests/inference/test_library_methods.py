@@ -36,6 +36,10 @@ def test_a_step_of_a_run_is_loaded_by_number_or_by_name(pretrained: Path, finetu
     model = bert.load(pretrained, step=steps[0])
     assert (model.step, model.source) == (steps[0], str(pretrained))
     assert bert.load(f"{pretrained}@{steps[0]}").step == steps[0]
+    step = bert.load(pretrained, step=np.int64(steps[0])).step  # as in a table of metrics
+    assert step == steps[0] and type(step) is int
+    with pytest.raises(bert.UserError, match="step is 'first': pass a whole number"):
+        bert.load(model, adapter="adapter", step="first")
     with pytest.raises(bert.UserError, match="has no checkpoint of step 5"):
         bert.load(f"{pretrained}@5")
     with pytest.raises(bert.UserError, match="5000x does not exist: name the folder"):
