@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,27 @@ KINDS = {
     ),
     "FEATURE_EXTRACTION": ("AutoModel", {"target_modules": ["query", "dense"], "bias": "all"}),
 }
+
+
+def test_one_adapter_of_layers_with_inputs_first_and_outputs_first(tmp_path: Path) -> None:
+    """PEFT saves one ``fan_in_fan_out`` for GPT-2's Conv1D and the decoder."""
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    torch.manual_seed(0)
+    base = drawn(tmp_path / "base", "BertForCausalLM", "gpt2", **{**GPT2, "tie_word_embeddings": False})
+    lora = peft.LoraConfig(r=4, target_modules=r".*attn\.c_(proj|attn)|lm_head")
+    model = peft.get_peft_model(base, lora).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    model.save_pretrained(tmp_path / "adapter")
+    assert not json.loads((tmp_path / "adapter/adapter_config.json").read_text())["fan_in_fan_out"]
+    ours = bert.load(tmp_path / "base", adapter=tmp_path / "adapter")
+    ids = np.arange(12).reshape(2, 6)
+    with torch.no_grad():
+        expected = model(torch.tensor(ids)).logits.numpy()
+    found = np.asarray(ours.module.apply({"params": ours.params}, ids))
+    np.testing.assert_allclose(found[..., : expected.shape[-1]], expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["qwen3", "bert"])

@@ -50,6 +50,9 @@ SECOND_FACTOR = {"A.weight": "B.weight", "embedding_A": "embedding_B"}
 BLOCK_ROWS = 4096
 """Number of rows that are computed in float64 at a time."""
 
+LAYER = re.compile(r"\.\d+\.")
+"""Number of a layer in the name of a tensor."""
+
 
 class Product(NamedTuple):
     """Two factors of an adapter, whose product is added to rows of a tensor.
@@ -126,13 +129,17 @@ class Adapter:
     def products(self, shapes: Mapping[str, tuple[int, ...]], family: Family) -> Iterator[Product]:
         """Yields what is added to the base model's tensors, given their shapes. Raises UserError like `merge`."""
         name_of = {family.current_name(name): name for name in shapes}
+        inputs_first = _tensors_with_inputs_first(family)
         for name, array in self.tensors.items():
             module, _, kind = name.rpartition(".lora_")
             if not module or kind not in SECOND_FACTOR:
                 continue
-            left, right = self._factors(module, array, kind)
             module_in_file, part, num_parts = family.locate(module)
-            stored_name = name_of.get(family.current_name(f"{module_in_file}.weight"), "")
+            current = family.current_name(f"{module_in_file}.weight")
+            left, right = self._factors(module, array, kind)
+            if kind == "embedding_A" or LAYER.sub(".0.", current) in inputs_first:
+                left, right = right.T, left.T
+            stored_name = name_of.get(current, "")
             if shapes.get(stored_name) != (len(left) * num_parts, right.shape[1]):
                 raise UserError(
                     f"{self.folder / WEIGHTS}: {module} is {[len(left), right.shape[1]]}, which the base model "
@@ -142,10 +149,10 @@ class Adapter:
             yield Product(stored_name, slice(part * len(left), (part + 1) * len(left)), left, right)
 
     def _factors(self, module: str, a: np.ndarray, kind: str) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the factors of a module in the layout of the base model's tensor, the first one scaled, in float64.
+        """Returns B [out, r], scaled, and A [r, in], in float64.
 
         Args:
-            a: [r, in], of a dense layer or of a table with in rows.
+            a: A, of a dense layer or of a table with in rows.
         """
         b = self.tensors.get(f"{module}.lora_{SECOND_FACTOR[kind]}")  # [out, r]
         if b is None or a.ndim != 2 or b.ndim != 2 or b.shape[1] != a.shape[0]:
@@ -153,9 +160,16 @@ class Adapter:
                 f"{self.folder / WEIGHTS}: the shapes of lora_A and lora_B of {module} do not match: copy it again"
             )
         rank = math.sqrt(len(a)) if self.settings.get("use_rslora") else len(a)
-        a, b = a.astype(np.float64), self.settings["lora_alpha"] / rank * b.astype(np.float64)
-        is_transposed = kind == "embedding_A" or self.settings.get("fan_in_fan_out")
-        return (a.T, b.T) if is_transposed else (b, a)
+        return self.settings["lora_alpha"] / rank * b.astype(np.float64), a.astype(np.float64)
+
+
+def _tensors_with_inputs_first(family: Family) -> set[str]:
+    """Returns the names of layer 0's dense weights that files have as [in, out], such as GPT-2's Conv1D.
+
+    PEFT writes one ``fan_in_fan_out`` for all modules of an adapter, and ignores it when it reads one.
+    """
+    tensors = [tensor for architecture in family.classes for tensor in family.names.tensors(1, architecture)]
+    return {tensor.name for tensor in tensors if tensor.paths[0].endswith("/kernel") and not tensor.transposed}
 
 
 def is_adapter(folder: Path) -> bool:
