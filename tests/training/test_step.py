@@ -317,7 +317,7 @@ def test_batches_that_cannot_be_dealt_out_are_refused() -> None:
     parallel.check_batch("training.batch_size", 32, 2)
     with pytest.raises(UserError, match=r"batch_size \(20\).*8 devices x 2 .*use 16 or 32"):
         parallel.check_batch("training.batch_size", 20, 2)
-    with pytest.raises(UserError, match=r"take 8$"):
+    with pytest.raises(UserError, match=r"use 8$"):
         parallel.check_batch("training.batch_size", 4)
 
 
