@@ -98,7 +98,7 @@ def test_a_pickle_is_fetched_only_where_there_is_nothing_else(made, hub: Path, t
 def test_a_sentence_transformer_on_the_hub_keeps_its_pooling(architecture: str, made, hub: Path) -> None:
     from bert.model.pooling import Pooling
 
-    pooling = Pooling("cls", normalize=True, max_length=5, lowercase=True)
+    pooling = Pooling("cls", normalize=True, max_length=5)
     if architecture == "BertForMaskedLM":
         pooling = Pooling("max", num_log1p=1, similarity="dot")
     made(architecture, pooling=pooling).save(hub / "someone" / "sentences")

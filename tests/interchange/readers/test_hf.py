@@ -25,6 +25,7 @@ from bert.errors import UserError
 from bert.interchange import families, modules
 from bert.model import names
 from bert.model.pooling import Pooling
+from bert.tokenizer.library import lowercases
 from tests.conftest import SMALL_RUN
 from tests.interchange.hf_folders import (
     CONFIG,
@@ -322,7 +323,8 @@ def test_pooling_is_what_the_folder_declares(made, tmp_path: Path) -> None:
         pooling = bert.load(tmp_path / "mean").pooling
         assert pooling is not None and pooling.max_length == expected, "what today's folders have in its place"
     (tmp_path / "mean" / "sentence_xlm-roberta_config.json").write_text('{"max_seq_length": 6, "do_lower_case": true}')
-    assert bert.load(tmp_path / "mean").pooling == Pooling("mean", normalize=True, max_length=6, lowercase=True)
+    model = bert.load(tmp_path / "mean")
+    assert model.pooling == Pooling("mean", normalize=True, max_length=6) and lowercases(model.tokenizer)
     (tmp_path / "mean" / "config_sentence_transformers.json").write_text('{"model_type": "CrossEncoder"}')
     with pytest.raises(
         UserError, match="lists Transformer, Pooling, Normalize: a cross-encoder needs Transformer alone"

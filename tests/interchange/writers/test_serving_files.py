@@ -42,7 +42,7 @@ def required(file: Path, fields: dict[str, type]) -> dict:
     [
         (Pooling("mean", normalize=True), None),
         (Pooling("cls", max_length=5), 5),
-        (Pooling("mean", lowercase=True), 16),
+        (Pooling("mean", lowercase=True), None),
         (Pooling("mean", query_prompt="find: "), None),
     ],
 )
