@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from bert.commands.cli.arguments import COMMAND_LINE, parse, run_command
 from bert.commands.cli.cluster import ENGINE_OPTION, parse_engine
 from bert.config import PretrainConfig, TokenizerConfig
-from bert.config.pretraining import phase_configs
+from bert.config.pretraining import corpus_keys, phase_configs
 from bert.errors import LOGGER, UserError
 from bert.remote import exists, writable, writable_path
 
@@ -165,12 +165,10 @@ def examples_command(argv: list[str]) -> int:
         tokenizer = corpus_vocabulary(config.data, config.tokenizer, print, engine)
     losses: dict[str, Losses] = {}
     progress, complete, shown_folders = progress_lines(print), True, set[Path]()
-    for number, phase in enumerate(phase_configs(config), 1):
-        corpus = str(phase.data.train)
-        if corpus not in losses:
-            losses[corpus] = measure_losses(tokenizer, sample_texts(phase.data))
-            key = "data.train" if phase.data.train == config.data.train else f"phases.{number}.train"
-            warn_of_losses(losses[corpus], tokenizer, text=key)
+    for key, phase in zip(corpus_keys(config), phase_configs(config), strict=True):
+        if key not in losses:
+            losses[key] = measure_losses(tokenizer, sample_texts(phase.data))
+            warn_of_losses(losses[key], tokenizer, text=key)
         if shard is None:
             dataset: PretrainingDataset | None = build_examples(phase.data, tokenizer, progress=progress, engine=engine)
         else:
@@ -186,7 +184,7 @@ def examples_command(argv: list[str]) -> int:
         for warning in dataset.pair_warnings():
             LOGGER.warning(warning)
         if "statistics" in options:
-            log_table([*loss_statistics(losses[corpus]), *example_statistics(dataset, tokenizer)])
+            log_table([*loss_statistics(losses[key]), *example_statistics(dataset, tokenizer)])
         if int(shown):
             _print_examples(dataset, tokenizer, phase, int(shown))
     if not complete:

@@ -343,6 +343,13 @@ def phase_of_step(config: PretrainConfig, step: int) -> PretrainConfig:
     return next((phase.config for phase in phases if step <= phase.end), phases[-1].config)
 
 
+def corpus_keys(config: PretrainConfig) -> list[str]:
+    """Returns the key that names the corpus of each phase: data.train, or the first phases.N.train with this corpus."""
+    keys = {str(config.data.train): "data.train"}
+    phases = enumerate(phase_configs(config), 1)
+    return [keys.setdefault(str(phase.data.train), f"phases.{number}.train") for number, phase in phases]
+
+
 def phase_configs(config: PretrainConfig) -> list[PretrainConfig]:
     """Returns the configuration of each phase, or the configuration itself if it has no phases."""
     return [config] if config.phases is None else [_config_for_phase(config, phase) for phase in config.phases]

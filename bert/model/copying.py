@@ -45,8 +45,8 @@ class Copying(struct.PyTreeNode):
         row, step, position = jnp.arange(rows)[:, None, None], jnp.arange(length)[:, None], jnp.arange(size)
         ids = jnp.broadcast_to(self.source_ids[:, None], (rows, length, size))
         # All copies of a token are summed at its first position in the source.
-        positions_BV = jnp.full((rows, logits.shape[-1]), size).at[row[:, 0], self.source_ids].min(position)
-        first = positions_BV[row[:, 0], self.source_ids][:, None]
+        first_of_token = jnp.full((rows, logits.shape[-1]), size).at[row[:, 0], self.source_ids].min(position)  # [B, V]
+        first = first_of_token[row[:, 0], self.source_ids][:, None]  # [B, 1, S]
         copied = jnp.zeros_like(self.copy).at[row, step, first].add(jnp.exp(self.copy))
         log_copied = jnp.log(jnp.maximum(copied, jnp.finfo(jnp.float32).tiny))
         growth = jax.nn.softplus(log_copied - jnp.take_along_axis(generated, ids, axis=-1))

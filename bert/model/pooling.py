@@ -236,7 +236,8 @@ def _pool_rows(mode: str, hidden_states: Any, attention_mask: Any) -> Any:
     if mode == "cls":
         return hidden_states[rows, attention_mask.argmax(axis=1)]
     if mode == "lasttoken":
-        return (hidden_states * mask)[rows, attention_mask.shape[1] - 1 - attention_mask[:, ::-1].argmax(axis=1)]
+        last = attention_mask.shape[1] - 1 - attention_mask[:, ::-1].argmax(axis=1)
+        return xp.where(attention_mask[rows, last, None] > 0, hidden_states[rows, last], 0)
     if mode == "max":
         largest = xp.where(mask > 0, hidden_states, -xp.inf).max(axis=1)
         return xp.where(attention_mask.max(axis=1)[:, None] > 0, largest, 0)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from bert.errors import UserError
 from bert.files import read_json
-from bert.tokenizer.library import special_ids
+from bert.tokenizer.library import lowercases, special_ids
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -113,6 +113,17 @@ def set_prefix_space(tokenizer: Tokenizer, add: bool) -> None:
     if hasattr(ending, "add_prefix_space"):
         ending.add_prefix_space = add
         tokenizer.post_processor = ending
+
+
+def lower_cased(tokenizer: Tokenizer) -> Tokenizer:
+    """Returns a tokenizer that lower-cases texts except special tokens, like do_lower_case of sentence-transformers."""
+    from tokenizers import Tokenizer, normalizers
+
+    if lowercases(tokenizer):
+        return tokenizer
+    copy, steps = Tokenizer.from_str(tokenizer.to_str()), tokenizer.normalizer
+    copy.normalizer = normalizers.Sequence([normalizers.Lowercase(), *([] if steps is None else [steps])])
+    return copy
 
 
 def set_one_token_type(tokenizer: Tokenizer) -> None:

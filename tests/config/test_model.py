@@ -53,6 +53,10 @@ def test_decoders_that_cannot_be_built_are_refused(changes: dict[str, Any], wron
         ({"decoding": Decoding(beams=4, num_samples=2)}, r"decoding.num_samples is 2"),
         ({"decoding": Decoding(beams=0)}, "decoding.beams is 0"),
         (
+            {"model": ModelConfig(layer_groups=1, halting=0.5)},
+            "model.halting is 0.5, but fine-tuning does not add this cost",
+        ),
+        (
             {"target_tokenizer": TokenizerConfig(kind="byte_level", vocab_size=100)},
             "target_tokenizer.vocab_size is 100",
         ),

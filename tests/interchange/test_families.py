@@ -200,6 +200,7 @@ UNSUPPORTED_SETTINGS = {
         ({"hidden_size": 8}, "embedding_size and hidden_size are both 8"),
         ({"architectures": ["AlbertForCausalLM"]}, "architecture is 'AlbertForCausalLM'"),
     ],
+    "xlnet": [({"bi_data": True}, "bi_data is True, and only False")],
     "longformer": [
         ({"attention_window": [6, 8]}, r"attention_window is \[6, 8\], but this package has one window for all layers"),
         ({"attention_window": [6]}, r"attention_window is \[6\]: set it to an even number .* for each of the 2 layers"),

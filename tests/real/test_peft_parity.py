@@ -44,6 +44,23 @@ KINDS = {
 }
 
 
+def train(model: Any, deviation: float) -> None:
+    """Moves the trained parameters from their initial values at random."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(deviation * torch.randn_like(parameter))
+
+
+def assert_equal_logits(ours: Any, theirs: Any) -> None:
+    ids = np.arange(12).reshape(2, 6)
+    with torch.no_grad():
+        expected = theirs(torch.tensor(ids)).logits.numpy()
+    found = ours.module.apply({"params": ours.params}, ids)
+    found = found[0] if isinstance(found, tuple) else found
+    np.testing.assert_allclose(np.asarray(found)[..., : expected.shape[-1]], expected, atol=1e-4)
+
+
 def test_one_adapter_of_layers_with_inputs_first_and_outputs_first(tmp_path: Path) -> None:
     """PEFT saves one ``fan_in_fan_out`` for GPT-2's Conv1D and the decoder."""
     peft = pytest.importorskip("peft", reason="peft is not installed")
@@ -51,18 +68,10 @@ def test_one_adapter_of_layers_with_inputs_first_and_outputs_first(tmp_path: Pat
     base = drawn(tmp_path / "base", "BertForCausalLM", "gpt2", **{**GPT2, "tie_word_embeddings": False})
     lora = peft.LoraConfig(r=4, target_modules=r".*attn\.c_(proj|attn)|lm_head")
     model = peft.get_peft_model(base, lora).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.add_(0.1 * torch.randn_like(parameter))
+    train(model, 0.1)
     model.save_pretrained(tmp_path / "adapter")
     assert not json.loads((tmp_path / "adapter/adapter_config.json").read_text())["fan_in_fan_out"]
-    ours = bert.load(tmp_path / "base", adapter=tmp_path / "adapter")
-    ids = np.arange(12).reshape(2, 6)
-    with torch.no_grad():
-        expected = model(torch.tensor(ids)).logits.numpy()
-    found = np.asarray(ours.module.apply({"params": ours.params}, ids))
-    np.testing.assert_allclose(found[..., : expected.shape[-1]], expected, atol=1e-4)
+    assert_equal_logits(bert.load(tmp_path / "base", adapter=tmp_path / "adapter"), model)
 
 
 @pytest.mark.parametrize("name", ["qwen3", "bert"])
@@ -75,18 +84,9 @@ def test_a_tied_decoder_keeps_its_matrix_if_the_word_embeddings_are_replaced(nam
     words = {"qwen3": "embed_tokens", "bert": "word_embeddings"}[name]
     lora = peft.LoraConfig(r=4, target_modules=["q_proj", "query"], modules_to_save=[words])
     model = peft.get_peft_model(base, lora).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.add_(0.1 * torch.randn_like(parameter))
+    train(model, 0.1)
     model.save_pretrained(tmp_path / "adapter")
-    ours = bert.load(tmp_path / "base", adapter=tmp_path / "adapter")
-    ids = np.arange(12).reshape(2, 6)
-    with torch.no_grad():
-        expected = model(torch.tensor(ids)).logits.numpy()
-    found = ours.module.apply({"params": ours.params}, ids)
-    found = found[0] if isinstance(found, tuple) else found
-    np.testing.assert_allclose(np.asarray(found)[..., : expected.shape[-1]], expected, atol=1e-4)
+    assert_equal_logits(bert.load(tmp_path / "base", adapter=tmp_path / "adapter"), model)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -98,10 +98,7 @@ def test_an_adapter_gives_the_outputs_of_peft(kind: str, shared: Path, tmp_path:
     labels = {"num_labels": 3} if kind.endswith("CLS") else {}
     base = getattr(transformers, name).from_pretrained(source, **labels)
     model = peft.get_peft_model(base, peft.LoraConfig(task_type=kind, r=4, lora_alpha=8, **settings)).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.add_(0.05 * torch.randn_like(parameter))
+    train(model, 0.05)
     model.peft_config["default"].base_model_name_or_path = str(source)
     model.save_pretrained(tmp_path / "adapter")
     ours = bert.load(tmp_path / "adapter")

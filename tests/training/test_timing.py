@@ -3,6 +3,7 @@
 import pytest
 
 from bert.parallel.devices import FIGURES, figures_of_device
+from bert.training import timing
 from bert.training.timing import ACTIVITIES, RunTimes, compilation_seconds, describe_times
 
 
@@ -86,3 +87,11 @@ def test_compilation_is_measured() -> None:
 )
 def test_peaks_of_devices(name: str, kind: str | None) -> None:
     assert figures_of_device(name) == FIGURES.get(kind or "")
+
+
+def test_the_peak_is_that_of_the_devices_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "figures_of_device", lambda kind: FIGURES["h100"])
+    assert timing.peak_flops_of_devices("float32") is None
+    for count in (2, 8):
+        monkeypatch.setenv("BERT_NUM_DEVICES", str(count))
+        assert timing.peak_flops_of_devices("bfloat16") == count * FIGURES["h100"].peak_tflops * 1e12

@@ -114,7 +114,7 @@ class Adapter:
             merged[name_of.get(name, name)] = array
         paths = {path: tensor.name for tensor in family.names.tensors(0, architecture) for path in tensor.paths}
         word, decoder = paths.get(names.word_embeddings(architecture), ""), paths.get("predictions/decoder", "")
-        if decoder and word in replaced and decoder not in {*name_of, *replaced}:
+        if decoder and word in replaced and word in name_of and decoder not in {*name_of, *replaced}:
             merged[decoder] = stored[name_of[word]]
         shapes = {name: array.shape for name, array in stored.items()}
         for name, rows, left, right in self.products(shapes, family):
@@ -137,6 +137,7 @@ class Adapter:
             module_in_file, part, num_parts = family.locate(module)
             current = family.current_name(f"{module_in_file}.weight")
             left, right = self._factors(module, array, kind)
+            # A table is [in, out], as are the weights of a Conv1D.
             if kind == "embedding_A" or LAYER.sub(".0.", current) in inputs_first:
                 left, right = right.T, left.T
             stored_name = name_of.get(current, "")

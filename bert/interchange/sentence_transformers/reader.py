@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer, normalizers
+from tokenizers import Tokenizer
 
 from bert.config import ModelConfig
 from bert.config.options import TOKEN_POOLING
@@ -40,8 +40,7 @@ from bert.model.pooling import (
     Pooling,
     find_activation,
 )
-from bert.tokenizer.hf_settings import read_model_max_length
-from bert.tokenizer.library import lowercases
+from bert.tokenizer.hf_settings import lower_cased, read_model_max_length
 
 KNOWN_SETTINGS = (
     *("model_type", "__version__", "requirements", "prompts", "default_prompt_name", "similarity_fn_name"),
@@ -269,10 +268,7 @@ def lower_case(pooling: Pooling | None, tokenizer: Tokenizer) -> tuple[Pooling |
     """Returns a tokenizer that lower-cases texts except special tokens, in place of the pooling's ``lowercase``."""
     if pooling is None or not pooling.lowercase:
         return pooling, tokenizer
-    if not lowercases(tokenizer):
-        tokenizer, steps = Tokenizer.from_str(tokenizer.to_str()), tokenizer.normalizer
-        tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *([] if steps is None else [steps])])
-    return dataclasses.replace(pooling, lowercase=False), tokenizer
+    return dataclasses.replace(pooling, lowercase=False), lower_cased(tokenizer)
 
 
 def _declared_tasks(folder: Path) -> tuple[str, ...]:

@@ -105,7 +105,7 @@ def branch_start(
             return list(_read(run.path))
         folder, step = find_branch_source(run.config)
         source = cast(PretrainConfig, load_run_config(folder))
-        of_source = _names_of_source(source, run.config, tokenizer, progress)
+        of_source = [_examples_name(phase, tokenizer, progress) for phase in phase_configs(source)]
         rows = rows_read(resolve_phases(source, max(step, source.training.steps or 0)), of_source, step, _read(folder))
         start = BranchStart(step, {name: count for name, count in rows.items() if name in names})
         write_atomic(run.path / BRANCH_FILE, json.dumps(start._asdict()))
@@ -123,12 +123,9 @@ def _read(folder: Path) -> BranchStart:
     return BranchStart(**read_json(path)) if path.is_file() else BEGINNING
 
 
-def _names_of_source(
-    source: PretrainConfig, branch: PretrainConfig, tokenizer: Tokenizer, progress: Progress
-) -> list[str]:
-    """Returns the name of the examples of each phase of the source; empty for a corpus that the branch lacks."""
-    corpora = [phase.data.train for phase in phase_configs(branch)]
-    return [
-        examples_name(phase.data, tokenizer, progress) if phase.data.train in corpora else ""
-        for phase in phase_configs(source)
-    ]
+def _examples_name(config: PretrainConfig, tokenizer: Tokenizer, progress: Progress) -> str:
+    """Returns the name of the examples; empty if the corpus is no longer there, so that the branch does not read it."""
+    try:
+        return examples_name(config.data, tokenizer, progress)
+    except UserError:
+        return ""

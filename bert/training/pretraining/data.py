@@ -17,7 +17,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from bert.config import DataConfig, PretrainConfig, TokenizerConfig
-from bert.config.pretraining import Phase, phase_configs, resolve_phases
+from bert.config.pretraining import Phase, corpus_keys, phase_configs, resolve_phases
 from bert.data.corpus.document_stream import ReadPosition, stream_files
 from bert.data.corpus.documents import corpus_files
 from bert.data.corpus.vocabulary import corpus_vocabulary, measure_losses, sample_texts, warn_of_losses
@@ -174,11 +174,9 @@ def build_data(
         on_progress = progress_lines(log)
         datasets = [build_examples(phase.data, tokenizer, progress=on_progress) for phase in phase_configs(config)]
         run.check_data(*dict.fromkeys(examples.folder.name for examples in datasets))
-        corpora = {str(config.data.train): "data.train"}
-        for number, (phase, examples) in enumerate(zip(phase_configs(config), datasets, strict=True), 1):
-            key = corpora.setdefault(str(phase.data.train), f"phases.{number}.train")
-            if number == 1 or key == f"phases.{number}.train":
-                _warn_of_losses(examples, tokenizer, phase.data, warn, key)
+        corpora = dict(zip(corpus_keys(config), zip(phase_configs(config), datasets, strict=True), strict=True))
+        for key, (phase, examples) in corpora.items():
+            _warn_of_losses(examples, tokenizer, phase.data, warn, key)
         for warning in datasets[0].pair_warnings():
             warn(warning)
         if run.is_writer:

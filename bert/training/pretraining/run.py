@@ -108,7 +108,7 @@ def _train(
         model, loss, compile_loss = build_with_teacher(run.config, setup.teacher, parallel)
 
         def compile_loss_for(phase_config: PretrainConfig) -> CompileLoss:
-            # Building the loss again puts a second copy of the teacher onto the devices.
+            # Building the loss again copies the teacher to the devices again.
             is_same = phase_config.model == run.config.model
             return compile_loss if is_same else build_with_teacher(phase_config, setup.teacher, parallel)[2]
 
