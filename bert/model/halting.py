@@ -53,6 +53,7 @@ class Halting(struct.PyTreeNode):
         new: Float[Array, "B T D"],
         probabilities: Float[Array, "B T"],
         is_last: Bool[Array, ""] | bool,
+        epsilon: float = EPSILON,
     ) -> tuple[Float[Array, "B T D"], Halting]:
         """Returns the hidden states and the state after a step.
 
@@ -61,8 +62,9 @@ class Halting(struct.PyTreeNode):
             new: output of the layer.
             probabilities: halting probabilities of ``new``.
             is_last: whether all positions halt now.
+            epsilon: largest remainder with which a position halts.
         """
-        halts = self.running & ((self.remainder - probabilities <= EPSILON) | is_last)
+        halts = self.running & ((self.remainder - probabilities <= epsilon) | is_last)
         weights = jnp.where(self.running, jnp.where(halts, self.remainder, probabilities), 0)
         goes_on = self.running & ~halts
         return jnp.where(self.running[..., None], new, old), Halting(

@@ -13,7 +13,7 @@ from bert.config import ModelConfig
 from bert.model.attention import make_cache
 from bert.model.decoders import BertForCausalLM
 from bert.model.encoder import Encoder
-from bert.model.halting import sown_halting
+from bert.model.halting import Halting, sown_halting
 from bert.model.layers import Layer, LayerExecution
 from bert.model.mask import Mask
 from bert.model.positions import step_embeddings
@@ -70,6 +70,15 @@ def test_by_hand() -> None:
     np.testing.assert_array_equal(halting.steps, steps)
     np.testing.assert_allclose(halting.ponder, ponder, atol=1e-5)
     np.testing.assert_allclose(output, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(("epsilon", "runs_on"), [(None, [True, True]), (0.5, [False, True])])
+def test_a_position_halts_with_a_remainder_of_at_most_epsilon(epsilon: float | None, runs_on: list[bool]) -> None:
+    old, new, probabilities = jnp.zeros((1, 2, 1)), jnp.ones((1, 2, 1)), jnp.array([[0.6, 0.4]])
+    settings = {} if epsilon is None else {"epsilon": epsilon}
+    _, state = Halting.start(old).after(old, new, probabilities, is_last=False, **settings)
+    assert state.running.tolist() == [runs_on]
+    np.testing.assert_allclose(state.output[..., 0], [[0.6 if runs_on[0] else 1.0, 0.4]], rtol=1e-6)
 
 
 @pytest.mark.slow
