@@ -1,4 +1,4 @@
-"""The table of systems and figures: each file, notebook cell and test that it names exists."""
+"""The table of systems and figures: each file, notebook cell and test exists, and cells check themselves."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+WITHOUT_ASSERTION = "X, attend and Y"
 ROW = re.compile(r"^\|([^|`]+)\|`([^|`]+)`\|(?:`([^|`]+)`)?\|$", re.MULTILINE)
 
 
@@ -19,9 +20,15 @@ def names_of(file: Path) -> set[str]:
 
 
 @lru_cache
-def cells_of(number: str) -> set[str]:
+def cells_of(number: str) -> dict[str, str]:
     [notebook] = (ROOT / "notebooks").glob(f"{number}_*.ipynb")
-    return {cell["id"] for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"]}
+    return {cell["id"]: "".join(cell["source"]) for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"]}
+
+
+def asserts(reference: str) -> bool:
+    """Whether NOTEBOOK#CELL has an assertion."""
+    number, _, cell = reference.partition("#")
+    return "assert " in cells_of(number)[cell]
 
 
 def exists(reference: str) -> bool:
@@ -40,4 +47,7 @@ def test_files_cells_and_tests_of_each_system_exist() -> None:
     assert len(rows) == text.count("\n|") - 2 > 50
     for system, implementation, test in rows:
         assert exists(implementation), f"{system}: {implementation}"
-        assert "#" in implementation if not test else exists(test), f"{system}: {test or 'no test'}"
+        assert not test or exists(test), f"{system}: {test}"
+        check = test or implementation
+        assert system == WITHOUT_ASSERTION or "#" not in check or asserts(check), f"{system}: {check}"
+        assert test or "#" in implementation, f"{system}: no test"
