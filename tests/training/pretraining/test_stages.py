@@ -189,7 +189,7 @@ def test_yaml_of_stages(tmp_path: Path) -> None:
     assert load_config(PretrainConfig, file).phases == STAGES
 
 
-# A run of four stages. Each has two or three steps.
+# A run of four stages of three or four steps. It is saved after each step.
 
 
 @pytest.fixture(scope="module")
@@ -220,7 +220,8 @@ def arguments(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> list[st
         "--training.eval_every=9",
         "--training.checkpoint_every=3",
         "--training.max_to_keep=9",
-        f"--phases.2.train={better}",
+        f"--phases.2.train=[{better}, {corpus}]",
+        "--phases.2.mixture_weights=[3, 1]",
         "--phases.1.steps=3",
         "--phases.1.masked_lm_prob=0.3",
         "--phases.1.rotary_base=100",
@@ -229,12 +230,16 @@ def arguments(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> list[st
 
 TWO = ["--training.steps=6", "--phases.2.packing=true", "--phases.2.schedule=one_minus_sqrt"]
 FOUR = [
-    "--training.steps=9",
+    "--training.steps=13",
+    "--training.log_every=1",
+    "--training.checkpoint_every=1",
+    "--training.max_to_keep=13",
+    "--phases.1.steps=4",
     "--phases.1.batch_size_ramp=2",
-    "--phases.1.ramp_steps=1",
-    "--phases.2.steps=2",
+    "--phases.1.ramp_steps=3",
+    "--phases.2.steps=3",
     "--phases.2.attention_window=2",
-    "--phases.3.steps=2",
+    "--phases.3.steps=3",
     "--phases.3.packing=true",
     "--phases.4.sequence_length=32",
     "--phases.4.schedule=one_minus_sqrt",
@@ -291,13 +296,15 @@ main(sys.argv[2:])
 
 @pytest.mark.slow
 def test_a_run_killed_in_each_of_its_four_stages(arguments: list[str], tmp_path: Path) -> None:
+    """The first kill is within the ramp. Each later command resumes in the middle of a stage."""
     whole, run = tmp_path / "whole", tmp_path / "run"
     assert main([*arguments, *FOUR, f"--output_dir={whole}"]) == 0
-    assert [line["batch_size"] for line in lines_of(whole) if line["split"] == "train"] == [2] + 8 * [4]
-    for step in (2, 4, 6, 8):
+    assert [line["batch_size"] for line in lines_of(whole) if line["split"] == "train"] == [2, 2, 2] + 10 * [4]
+    for step in (2, 6, 9, 12):
         command = [sys.executable, "-c", KILLED, str(step), *arguments, *FOUR, f"--output_dir={run}"]
         done = subprocess.run(command, env=os.environ, capture_output=True, text=True, check=False)
         assert done.returncode == -signal.SIGKILL, done.stderr
+        assert max(int(folder.name) for folder in (run / "checkpoints").iterdir() if folder.name.isdigit()) == step - 1
     assert main([*arguments, *FOUR, f"--output_dir={run}"]) == 0
     assert_equal_runs(run, whole)
     # Step 3 has another rotary base than the configuration, with which the branch goes on.
