@@ -98,8 +98,12 @@ STABILITY: dict[str, Settings] = {
     "stable_adamw": {"optimizer": {"name": "stable_adamw", "max_grad_norm": 0.0}},
     "z_loss": {"training": {"z_loss": 1e-4}},
     "skip_spikes": {"optimizer": {"spike_deviations": 6.0, "skip_spikes": True}},
+    "no_embedding_norm": {"model": {"embedding_norm": False}},
+    "scaled_embeddings": {"model": {"scale_embeddings": True}},
+    "untied": {"model": {"tie_word_embeddings": False}},
+    "narrow_embeddings": {"model": {"embedding_size": 64}},
 }
-"""Overrides of `rotary` against instability. `clipped` is `rotary`, whose gradient has a norm of at most 1."""
+"""Overrides of `rotary` against instability, and of its embeddings. `clipped` is `rotary`, whose gradient has a norm of at most 1."""
 RATES = ("2e-3", "8e-3", "3e-2")
 FULL_ROWS = merged(HOURS, {"data": SHORT_ROWS, "training": {"batch_size": 128}})
 REPLACED = {"training": {"objective": "rtd"}, "electra": {"generator_hidden_size": 0.5}}
@@ -113,7 +117,6 @@ CANDIDATES = {
         for name, option in STABILITY.items()
         for rate in RATES
     },
-    "rotary_narrow_embeddings": merged(MODERN["rotary"], {"model": {"embedding_size": 64}}),
     "rotary_decay": merged(MODERN["rotary"], {"optimizer": {"schedule": "warmup_stable_decay"}}),
     "hours": HOURS,
     "full_rows": FULL_ROWS,

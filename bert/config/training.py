@@ -70,8 +70,8 @@ class OptimizerConfig:
     max_grad_norm: NonNegativeFloat = 1.0
     """Clip the gradient to this global norm; 0 turns clipping off. stable_adamw never clips the gradient."""
     spike_deviations: PositiveFloat | None = None
-    """Log steps whose gradient norm is more than this many standard deviations above the mean of the last 128 steps, as
-    before spikes of the loss (6 in OLMo 2). null: do not detect spikes."""
+    """Log steps whose loss or gradient norm is more than this many standard deviations above the mean of the last 128
+    steps (6 in OLMo 2). null: do not detect spikes."""
     skip_spikes: bool = False
     """Skip the updates of these steps. Needs spike_deviations."""
     layerwise_lr_decay: Annotated[float, Range(above=0, maximum=1)] = 1.0

@@ -271,7 +271,7 @@ class Report:
         """Records a skipped step."""
 
     def spike(self, step: int, loss: float, norm: float, number: int, is_skipped: bool) -> None:
-        """Records a spike of the gradient norm, and the number of spikes so far."""
+        """Records a spike of the loss or of the gradient norm, and the number of spikes so far."""
 
     def metrics(self, step: int, split: str, metrics: dict[str, Any]) -> None:
         """Records metrics of the split ``train`` or ``eval``."""
@@ -351,8 +351,8 @@ class RunReport(Report):
 
     def spike(self, step: int, loss: float, norm: float, number: int, is_skipped: bool) -> None:
         LOGGER.info(
-            f"step {step:,} {'was skipped' if is_skipped else 'is a spike'}: its gradient norm is {norm:.4g} at loss "
-            f"{loss:.4g}; {number:,} spikes so far"
+            f"step {step:,} {'was skipped' if is_skipped else 'is a spike'}: its loss is {loss:.4g}, its gradient norm "
+            f"{norm:.4g}; {number:,} spikes so far"
         )
 
     def metrics(self, step: int, split: str, metrics: dict[str, Any]) -> None:

@@ -239,7 +239,7 @@ class TrainLoop:
                 self._report_spike(step, metrics)
 
     def _report_spike(self, step: int, metrics: StepMetrics) -> None:
-        """Reports the step if its gradient norm is a spike."""
+        """Reports the step if its loss or gradient norm is a spike."""
         is_spike, number, _ = self.parallel.to_host(metrics.spikes)
         if is_spike:
             host = self.parallel.to_host(metrics)

@@ -146,17 +146,18 @@ def make_update_fn(
     unchanged. The decision uses only all-reduced values, so that every device takes the same branch without
     synchronization. The host reads it from the step's metrics a few steps later.
     """
+    apply = optax.with_extra_args_support(optimizer).update
 
     def update(state: TrainState, grads: Any, sums: WeightedSums) -> tuple[TrainState, StepMetrics]:
         sums, memory = split_memory(sums)
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        loss = total_loss({name: total / jnp.maximum(weight, 1) for name, (total, weight) in sums.items()}, factors)
+        updates, opt_state = apply(grads, state.opt_state, state.params, loss=jnp.asarray(loss))
         params = optax.apply_updates(state.params, updates)
         squares = _squared_norms_by_module(grads)
         grad_norm = jnp.sqrt(sum(squares.values()))
         norms = {name: jnp.sqrt(square) for name, square in squares.items()} | {"update": optax.global_norm(updates)}
         sums = {**sums, "grad_norm": (grad_norm, jnp.float32(1))}
         running = {name: state.sums[name] + jnp.stack(pair) for name, pair in sums.items()}
-        loss = total_loss({name: total / jnp.maximum(weight, 1) for name, (total, weight) in sums.items()}, factors)
         finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm) & jnp.isfinite(norms["update"])
         bad = 1 - finite.astype(jnp.int32)
         new, old = (params, opt_state, running, memory), (state.params, state.opt_state, state.sums, state.memory)

