@@ -140,7 +140,8 @@ class TrainingConfig:
     over the vocabulary. The logged lm_loss or nll does not include it."""
     z_loss: NonNegativeFloat = 0.0
     """training.objective mlm without a teacher: weight of the squared log of the softmax's denominator at the predicted
-    tokens, which keeps the logits small (z-loss; 1e-4 in PaLM). The logged mlm_loss does not include it."""
+    tokens, which is meant to keep this log near 0 and training stable (z-loss; 1e-4 in PaLM, section 5). The logged
+    mlm_loss does not include it."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Data type of the computation; parameters are always float32."""
     preset: Literal["reference", "fast"] = "reference"

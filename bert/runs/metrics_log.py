@@ -140,7 +140,7 @@ def scored_splits(results: dict[str, Any]) -> list[str]:
     """Returns the splits with scores in the results of a fine-tuning run, first the one that selects checkpoints."""
     if "main_metric" not in results:
         return []
-    others = {"last", "tuned", "details", "without_collapsed", "metric_labels", "teacher", "skipped_rows"}
+    others = {"last", "tuned", "details", "without_collapsed", "metric_labels", "teacher", "skipped_rows", "timing"}
     return [
         name
         for name, value in results.items()

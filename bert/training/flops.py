@@ -268,6 +268,17 @@ def flops_per_token(config: PretrainConfig, shapes: Shapes) -> float:
     return float(count_parts(config.model, shapes, architecture, config, None)["flops_per_token"]["training"])
 
 
+def finetuning_flops_per_token(config: FinetuneConfig, shapes: Shapes, architecture: str, length: int) -> float | None:
+    """Returns the FLOPs of a training step per token of a fine-tuning run whose rows have T tokens on average.
+
+    Returns None for a model with a decoder or a language model, because their FLOPs also depend on the predicted
+    tokens.
+    """
+    if config.language_model_weight or {DECODER, PREDICTIONS} & {path[0] for path in shapes}:
+        return None
+    return float(count_parts(config.model, shapes, architecture, config, length)["flops_per_token"]["training"])
+
+
 def count_parts(
     model: ModelConfig, shapes: Shapes, architecture: str, config: RunConfig | None, length: int | None
 ) -> Facts:

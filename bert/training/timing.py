@@ -93,6 +93,13 @@ class RunTimes:
         self._activity, self._since, self._compiled_before = activity, now, compiled
 
 
+def log_times(times: RunTimes, log: Callable[[str], None]) -> dict[str, Any]:
+    """Logs the share of each activity, and returns the entry ``timing`` of results.json."""
+    timing = times.results()
+    log(describe_times(timing))
+    return timing
+
+
 def describe_times(timing: dict[str, Any]) -> str:
     """Returns a log line with the share of each activity."""
     seconds = {name: value for name, value in timing["seconds"].items() if value > 0}

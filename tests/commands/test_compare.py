@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
+from bert.analysis.comparison import ComparedRun, score_rows
 from bert.commands.reports import compare_command as main
+from bert.config import FinetuneConfig, PretrainConfig
 from bert.runs.metrics_log import MetricsLog, append_transfer_score, write_results
 
 Make = Callable[..., Path]
@@ -217,6 +219,19 @@ def test_a_narrow_terminal_has_a_line_for_each_value(runs, capsys, monkeypatch) 
     monkeypatch.setenv("COLUMNS", "40")
     assert main(runs) == 0
     assert "  data.sequence_length\n    a/run  32\n    b/run  32\n    c      16\n" in capsys.readouterr().out
+
+
+def test_the_scores_have_tokens_per_second_and_mfu() -> None:
+    timing = {"seconds": {"training": 8.0}, "tokens_per_second": 1234.56, "mfu": 0.12344}
+    results = {"seconds": 9.0, "timing": timing}
+    pretraining = {"eval": {"mlm_loss": 2.0}, **results}
+    finetuning = {"main_metric": "accuracy", "dev": {"accuracy": 0.5}, **results}
+    for config, one, score in (
+        (PretrainConfig(), pretraining, ("mlm_loss", "2.0000")),
+        (FinetuneConfig(), finetuning, ("dev accuracy", "0.5000")),
+    ):
+        _, *rows = score_rows([ComparedRun(Path("run"), config, [[]], [one], 1)])
+        assert rows == [score, ("seconds", "9.0"), ("tokens per second", "1,234.6"), ("mfu", "0.1234")]
 
 
 @pytest.mark.medium

@@ -147,6 +147,27 @@ def test_a_pod_on_paper_shows_its_arithmetic(capsys) -> None:
 
 
 @pytest.mark.medium
+def test_a_plan_of_modern_base_describes_its_three_stages(capsys) -> None:
+    """Rows, tokens and settings of each stage (Warner et al. 2024, section 2.2)."""
+    assert main(["--config=modern_base", "--device=h100:8"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    numbers = [number for number, line in enumerate(lines) if line.startswith("phase ")]
+    assert [lines[number] for number in numbers] == [
+        "phase 1: batches of 4608 x 1024 tokens up to step 374,918, 1.719e+12 tokens",
+        "phase 2: batches of 576 x 8192 tokens up to step 427,888, 2.499e+11 tokens",
+        "phase 3: batches of 576 x 8192 tokens up to step 438,500, 5.007e+10 tokens",
+    ]
+    long = "  sequence_length 8192, batch_size 576, gradient_accumulation_steps 144, learning_rate 0.0003"
+    assert [lines[number + 1] for number in numbers] == [
+        "  batch_size_ramp [768, 1536, 2304, 3072, 3840], ramp_share 0.0565, rotary_base 10000",
+        f"{long}, weight_decay 0.0333",
+        f"{long}, schedule one_minus_sqrt, final_rate 0.001, weight_decay 0.0333",
+    ]
+    # The steps of the ramp count as fewer steps of whole batches.
+    assert [line.split(" steps")[0].strip() for line in lines if " steps  " in line] == ["364,326", "52,970", "10,612"]
+
+
+@pytest.mark.medium
 def test_a_plan_has_the_sizes_of_init_and_the_tokens_of_the_vocabulary(pretrained, tmp_path, capsys, fails) -> None:
     model = bert.load(pretrained)
     gradients = f"with 4 bytes for each of {count_parameters(model.params):,} gradients"

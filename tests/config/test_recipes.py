@@ -5,6 +5,7 @@ import re
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from bert.commands.cli.arguments import parse
@@ -228,6 +229,7 @@ def test_modern_base_has_the_published_settings() -> None:
     assert optimizer.num_warmup_steps(training.steps) * 768 * 1024 == pytest.approx(3e9, rel=0.01)
     assert (optimizer.learning_rate, optimizer.beta1, optimizer.beta2, optimizer.epsilon) == (8e-4, 0.9, 0.98, 1e-6)
     assert optimizer.weight_decay * optimizer.learning_rate == pytest.approx(1e-5)
+    assert (optimizer.name, optimizer.max_grad_norm) == ("stable_adamw", 0)
 
 
 @pytest.mark.medium
@@ -252,6 +254,27 @@ def test_modern_base_has_the_three_published_stages() -> None:
     assert ends == pytest.approx([8e-4, 3e-4, 3e-7], abs=2e-6)
     for alone in stages:
         assert alone.optimizer.weight_decay * alone.optimizer.learning_rate == pytest.approx(1e-5, rel=1e-3)
+
+
+def test_falling_masks_has_four_rates() -> None:
+    phases = resolve_phases(pretraining("falling_masks"), 2_400)
+    assert [phase.config.data.masked_lm_prob for phase in phases] == [0.3, 0.25, 0.2, 0.15]
+    assert [phase.held_out.masked_lm_prob for phase in phases] == [0.15] * 4
+    assert [phase.end for phase in phases] == [600, 1_200, 1_800, 2_400]
+
+
+def test_better_decay_is_constant_for_80_percent_and_then_decays_as_one_minus_sqrt() -> None:
+    """Hu et al. 2024, section 5, with the decay of Hägele et al. 2024, arXiv 2405.18392."""
+    phases = resolve_phases(pretraining("better_decay"), 2_400)
+    assert [phase.end for phase in phases] == [1_920, 2_400]
+    stable, decay = (
+        learning_rate_schedule(phase.config.optimizer, phase.schedule_steps[1], phase.schedule_steps[0])
+        for phase in phases
+    )
+    assert [float(stable(step)) for step in (0, 60, 120, 1_000, 1_919)] == pytest.approx([0, 7.5e-4, *[1.5e-3] * 3])
+    steps = np.array([1_920, 1_921, 2_040, 2_160, 2_399])
+    expected = 1.5e-3 * (1 - np.sqrt((steps - 1_920) / 480))
+    assert [float(decay(step)) for step in steps] == pytest.approx(expected, abs=1e-8)
 
 
 def test_modern_long_is_modern_base_over_longer_rows() -> None:

@@ -278,7 +278,7 @@ def test_an_interrupted_run_ends_the_same(squad_run, squad_data, tmp_path, monke
     assert run(folder, squad_data, "squad2") == 0, "and once more, now that its threshold stands in config.yaml"
     for name in ("predictions.json", "nbest_predictions.json", "null_odds.json"):
         assert (folder / "predictions" / name).read_bytes() == (squad_run / "predictions" / name).read_bytes()
-    seconds = {"seconds": 0}
+    seconds = {"seconds": 0, "timing": 0}
     assert {**results_of(folder), **seconds} == {**results_of(squad_run), **seconds}
 
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from bert.config import ModelConfig
+from bert.config import FinetuneConfig, ModelConfig
 from bert.model.decoders import BertForCausalLM
 from bert.model.encoder import Bert
 from bert.model.pretraining import BertForPreTraining
@@ -20,6 +20,7 @@ from bert.training.flops import (
     UTILIZATION,
     all_reduce_terms,
     compute_term,
+    finetuning_flops_per_token,
     forward_flops,
     num_hosts,
     step_lines,
@@ -41,6 +42,18 @@ def test_base_by_hand() -> None:
     assert flops[PREDICTIONS] == pytest.approx(20 / 128 * (2 * 768 * 30522 + 2 * 768**2))
     flops = forward_flops(dataclasses.replace(BASE, prediction_transform=False), 128, (PREDICTIONS,), 20, {})
     assert flops[PREDICTIONS] == pytest.approx(20 / 128 * 2 * 768 * 30522)
+
+
+def test_fine_tuning_has_flops_per_token_unless_tokens_are_predicted() -> None:
+    config = FinetuneConfig(model=BASE)
+    shapes = {("bert", "pooler", "kernel"): (768, 768), ("classifier", "kernel"): (768, 2)}
+    arguments = ("BertForSequenceClassification", 24)
+    forward = forward_flops(BASE, 24, ("pooler",), 0, {"classifier": (768 * 2, False)})
+    assert finetuning_flops_per_token(config, shapes, *arguments) == pytest.approx(3 * sum(forward.values()))
+    for part in ("decoder", PREDICTIONS):
+        assert finetuning_flops_per_token(config, {**shapes, (part, "kernel"): (768, 768)}, *arguments) is None
+    with_language_model = dataclasses.replace(config, language_model_weight=0.5)
+    assert finetuning_flops_per_token(with_language_model, shapes, *arguments) is None
 
 
 def products(jaxpr: jax.extend.core.Jaxpr) -> int:

@@ -1,10 +1,21 @@
 """Time of a run by activity, and the use of the devices."""
 
+import json
+from pathlib import Path
+
 import pytest
 
+from bert.analysis.inspection import summarize
+from bert.commands.pretrain import main as pretrain
 from bert.parallel.devices import FIGURES, figures_of_device
 from bert.training import timing
 from bert.training.timing import ACTIVITIES, RunTimes, compilation_seconds, describe_times
+from tests.conftest import SMALL_MODEL, SMALL_RUN
+from tests.helpers import results_of
+from tests.helpers import run as finetune
+
+PEAK = 1e8
+"""FLOPs per second of the devices; unknown for CPUs."""
 
 
 class Clock:
@@ -95,3 +106,39 @@ def test_the_peak_is_that_of_the_devices_in_use(monkeypatch: pytest.MonkeyPatch)
     for count in (2, 8):
         monkeypatch.setenv("BERT_NUM_DEVICES", str(count))
         assert timing.peak_flops_of_devices("bfloat16") == count * FIGURES["h100"].peak_tflops * 1e12
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    ("kind", "length"),
+    # Rows of SST-2 have 5 to 8 tokens, and one has 32: 267 tokens in 40 rows.
+    [("pretraining", None), ("finetuning", 7)],
+)
+def test_a_run_reports_its_mfu_and_its_time_by_activity(
+    kind: str, length: int | None, corpus: Path, sst2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    monkeypatch.setattr(f"bert.training.{kind}.run.peak_flops_of_devices", lambda dtype: PEAK)
+    folder = tmp_path / "run"
+    if kind == "pretraining":
+        assert pretrain([f"--data.train={corpus}", f"--output_dir={folder}", *SMALL_RUN]) == 0
+    else:
+        start = ["--init=none", *SMALL_MODEL, "--tokenizer.vocab_size=100", "--tokenizer.min_frequency=1"]
+        assert finetune(folder, sst2, *start, "--training.epochs=1", "--training.log_every=2") == 0
+    out = capsys.readouterr().out
+    flops = summarize(folder, length)["flops_per_token"]["training"]
+
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    train = [line for line in lines if line["split"] == "train"]
+    assert [line["step"] for line in train] == ([2, 4, 6] if kind == "pretraining" else [2, 4, 5])
+    for line in train:
+        assert line["mfu"] == pytest.approx(line["tokens_per_second"] * flops / PEAK)
+    progress = [line for line in out.splitlines() if line.startswith("step ")]
+    assert len(progress) == 3 and all("  mfu " in line for line in progress)
+
+    results = results_of(folder)
+    timing = results["timing"]
+    assert timing["mfu"] == pytest.approx(timing["tokens_per_second"] * flops / PEAK, rel=1e-3, abs=1e-4)
+    assert set(timing["seconds"]) == set(ACTIVITIES)
+    assert all(timing["seconds"][name] > 0 for name in ACTIVITIES if name != "input")
+    assert sum(timing["seconds"].values()) == pytest.approx(results["seconds"], rel=0.03, abs=0.1)
+    assert f"{describe_times(timing)}\n" in out

@@ -37,6 +37,7 @@ from bert.training.initialization import Log
 from bert.training.loop import count_parameters
 from bert.training.means import scores_of_line
 from bert.training.optimizer import ParameterPath, describe_decay, make_frozen_predicate
+from bert.training.timing import RunTimes, log_times
 
 
 class ParameterCounts(NamedTuple):
@@ -210,8 +211,15 @@ def write_results(
     best: BestCheckpoint,
     scores: Scores,
     start_time: float,
+    times: RunTimes,
+    log: Log,
 ) -> dict[str, Any]:
-    """Writes results.json and returns its content; ``start_time`` is by `time.perf_counter`."""
+    """Writes results.json and returns its content.
+
+    Args:
+        start_time: start of the run, by `time.perf_counter`.
+        times: time of the run by activity, which is logged.
+    """
     task, config, dev = setup.task, run.config, setup.dev.examples
     teacher = config.distillation
     main = "dev" if setup.has_dev else "train"
@@ -241,6 +249,7 @@ def write_results(
         "sample_input": list(task.sample(dev)),
         "stopped_early": best.lines[-1]["step"] < data.total_steps,
         "seconds": round(time.perf_counter() - start_time, 1),
+        "timing": log_times(times, log),
     }
     if run.is_writer:
         metrics_log.write_results(run.path, results)

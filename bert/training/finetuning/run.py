@@ -45,13 +45,14 @@ from bert.training.finetuning.results import (
     write_results,
 )
 from bert.training.finetuning.setup import Setup, resolve_setup
+from bert.training.flops import finetuning_flops_per_token, shapes_of
 from bert.training.initialization import Log, initialize_state
 from bert.training.loop import TrainLoop, TrainStep
 from bert.training.means import EarlyStopping, ParameterAverage, read_eval_metrics
 from bert.training.optimizer import learning_rate_schedule, make_optimizer
 from bert.training.run_length import discard_results
 from bert.training.step import TrainState, compile_bucketed_train_step
-from bert.training.timing import compilation_seconds
+from bert.training.timing import RunTimes, compilation_seconds, peak_flops_of_devices
 
 
 def finetune(run: RunFolder[FinetuneConfig], log: Log = log_info, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
@@ -66,6 +67,7 @@ def finetune(run: RunFolder[FinetuneConfig], log: Log = log_info, callbacks: Seq
     run = begin_session(run, config)
     run, data = build_data(run, setup, log)
     config, task, parallel = run.config, setup.task, setup.parallel
+    times = RunTimes(start_time, peak_flops_of_devices(config.training.dtype))
     evaluator, final_evaluator = make_evaluators(task, setup.apply, parallel, config, setup.init_model.output_tokenizer)
     with (
         InterruptHandler() as interrupts,  # active until the last checkpoint is written
@@ -91,7 +93,8 @@ def finetune(run: RunFolder[FinetuneConfig], log: Log = log_info, callbacks: Seq
             )
             if state.step < data.total_steps and not early_stopping.should_stop(int(state.step)):
                 require_space(run, state, log)
-                _run_largest_batch(train_step, state, data, parallel, config.training.gradient_accumulation_steps)
+                with times.measure("compilation"):
+                    _run_largest_batch(train_step, state, data, parallel, config.training.gradient_accumulation_steps)
             loop = TrainLoop(
                 config=config.training,
                 end_step=data.total_steps,
@@ -108,18 +111,29 @@ def finetune(run: RunFolder[FinetuneConfig], log: Log = log_info, callbacks: Seq
                 interrupts=interrupts,
                 early_stopping=early_stopping,
                 profiler=profiler,
+                times=times,
+                flops_per_token=_flops_per_token(config, setup, frozen.merge(state.params)),
             )
             loop.run(state)
-        checkpoints.wait()
-        checkpoints.thin_out()
-        step, params = require(checkpoints.restore_best_params(), "the best checkpoint")
+        with times.measure("saving"):
+            checkpoints.wait()
+            checkpoints.thin_out()
+            step, params = require(checkpoints.restore_best_params(), "the best checkpoint")
         lines = multihost.broadcast_from_main(partial(read_eval_metrics, run.path))
         interrupts.raise_if_signalled(lines[-1]["step"])
     is_final = step == lines[-1]["step"] and evaluator is final_evaluator
     dev_outputs = evaluate.last_outputs if is_final else None
     best = BestCheckpoint(step, frozen.merge(params), counts, lines, dev_outputs, report.divergence)
-    scores = write_predictions(run, setup, final_evaluator, best)
-    return write_results(run, setup, data, best, scores, start_time)
+    with times.measure("evaluation"):
+        scores = write_predictions(run, setup, final_evaluator, best)
+    return write_results(run, setup, data, best, scores, start_time, times, log)
+
+
+def _flops_per_token(config: FinetuneConfig, setup: Setup, params: Params) -> float | None:
+    """Returns the FLOPs of a training step per token, for training rows of average length; None if unknown."""
+    architecture = setup.task.architecture or type(setup.model).__name__
+    length = max(1, round(float(setup.train.lengths.mean())))
+    return finetuning_flops_per_token(config, shapes_of(params), architecture, length)
 
 
 def _run_largest_batch(

@@ -38,7 +38,7 @@ from bert.training.pretraining.data import (
 )
 from bert.training.pretraining.objectives import OBJECTIVES
 from bert.training.step import TrainState
-from bert.training.timing import RunTimes, describe_times
+from bert.training.timing import RunTimes, log_times
 
 
 def log_summary(params: Any, config: PretrainConfig, parallel: Parallelism, phases: Sequence[PhaseData]) -> None:
@@ -199,9 +199,8 @@ def write_results(
         objective.examples_name: [] if loss is None else objective.examples(model, last.eval_rows),
         "stopped_early": step < (read_budget(run.path).get("steps") or data.total_steps),
         "seconds": round(time.perf_counter() - start_time, 1),
-        "timing": times.results(),
+        "timing": log_times(times, log_info),
     }
-    log_info(describe_times(results["timing"]))
     results |= best_checkpoint(run.path)
     metrics_log.write_results(run.path, results)
     plot_curves(run.path, curves_subject(run.config, results["baselines"]))
