@@ -152,9 +152,7 @@ def _texts(path: str) -> Iterator[str]:
     lines of other files."""
     kind = Path(path.removesuffix(next((suffix for suffix in DECOMPRESSORS if path.endswith(suffix)), ""))).suffix
     if kind == ".parquet":
-        import pyarrow.parquet as pq
-
-        for _, row in parquet_rows(Path(path), pq.read_schema(path).names):
+        for _, row in parquet_rows(Path(path)):
             yield from _strings(row)
         return
     lines = (line for _, line in numbered_lines(Path(path)))
