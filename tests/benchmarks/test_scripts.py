@@ -166,6 +166,8 @@ def model_of_128(corpus, tmp_path_factory):
 TINY = ["--output", "OUT", "--rounds", 1, "--layers", 1, "--width", 64, "--max_tokens", 5, "--beams", 2]
 SIDES, BOTH = ("ours", "ours, all states", "onnxruntime"), ("ours", "transformers")
 PRINTED = {
+    "filters": ("rensa", ["--corpus", "TEXT", "--evaluation", "TEXT", "--documents", 5, "--texts", 9],
+                ["rensa: ", "\nc4: ", " documents are left out", " of 9 paragraphs are English"]),
     "packing": ("", ["--shared", "SHARED", "--sequence_length", 64, "--batch_size", 2, "--rounds", 2],
                 ["2 steps of each in turns, B 2", "a packed step takes"]),
     "inference": ("onnxruntime", ["MODEL", "--output", "OUT", "--rounds", 1, "--sentences", 20, "--batch_size", 4,

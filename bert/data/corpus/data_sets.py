@@ -83,8 +83,8 @@ def dataset_rows(source: str, columns: Sequence[str]) -> NumberedValues:
         raise damaged(source, f" after row {row}", error) from None
 
 
-def parquet_rows(path: Path | str, columns: Sequence[str]) -> NumberedValues:
-    """Yields the rows of a Parquet file."""
+def parquet_rows(path: Path | str, columns: Sequence[str] | None = None) -> NumberedValues:
+    """Yields the rows of a Parquet file, by default with all columns."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -93,6 +93,7 @@ def parquet_rows(path: Path | str, columns: Sequence[str]) -> NumberedValues:
         require_content(path)
     try:
         with pq.ParquetFile(open_remote(path) if isinstance(path, str) else path, buffer_size=1 << 20) as file:
+            columns = file.schema_arrow.names if columns is None else columns
             _require_columns(str(path), file.schema_arrow.names, columns)
             for batch in file.iter_batches(ROWS_AT_ONCE, columns=list(columns)):
                 yield from _numbered(batch, columns, row)

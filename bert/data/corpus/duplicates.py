@@ -78,7 +78,7 @@ class NearDuplicates:
         from rensa import RMinHash
 
         hashes = RMinHash(PERMUTATIONS, 0)
-        hashes.update(_shingles(document))
+        hashes.update(shingles(document))
         self._count += 1
         is_new = self._documents.add(str(self._count), hashes)
         return keep_unless(None if is_new else "similar to an earlier document", document)
@@ -91,7 +91,7 @@ def require_package(name: str, key: str) -> None:
         raise UserError(f"{key} needs {name.replace('_', '-')}, which is not installed: {fix}")
 
 
-def _shingles(document: Document) -> list[str]:
+def shingles(document: Document) -> list[str]:
     """Returns the lower-cased runs of words; a shorter document is one run."""
     words = split_words(" ".join(document))
     runs = list(map(" ".join, zip(*(words[start:] for start in range(SHINGLE)), strict=False)))
@@ -152,9 +152,7 @@ def _texts(path: str) -> Iterator[str]:
     lines of other files."""
     kind = Path(path.removesuffix(next((suffix for suffix in DECOMPRESSORS if path.endswith(suffix)), ""))).suffix
     if kind == ".parquet":
-        import pyarrow.parquet as pq
-
-        for _, row in parquet_rows(Path(path), pq.read_schema(path).names):
+        for _, row in parquet_rows(Path(path)):
             yield from _strings(row)
         return
     lines = (line for _, line in numbered_lines(Path(path)))

@@ -36,7 +36,10 @@ COMPARING = ("exact_duplicates", "near_duplicates")
 """Steps that compare documents, so that one process runs them."""
 
 MIN_LANGUAGE_SCORE = 0.65
-"""Minimum probability of a document's language (Penedo et al. 2024, section 3.3, with the same fastText model)."""
+"""Minimum probability of a document's language: FineWeb's threshold (Penedo et al. 2024, section 3.3).
+
+FineWeb reads fastText's lid.176.bin. The compressed lid.176.ftz, which is used here, gives other probabilities.
+"""
 
 SAMPLE_CHARACTERS = 120
 """Characters of a sample of removed text."""

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
 import os
 import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from bert.commands import main as command
@@ -102,6 +106,13 @@ def test_exact_duplicates_are_equal_line_by_line() -> None:
     assert [exact(0, text).document is None for text in texts] == [False, False, True, False]
 
 
+def parquet(columns: dict[str, list[Any]]) -> bytes:
+    """The bytes of a Parquet file."""
+    file = io.BytesIO()
+    pq.write_table(pa.table(columns), file)
+    return file.getvalue()
+
+
 SENTENCE = "The quick brown fox jumps over the lazy dog while seven old owls watch in silence tonight."
 
 
@@ -115,11 +126,13 @@ SENTENCE = "The quick brown fox jumps over the lazy dog while seven old owls wat
         ("dev.txt", SENTENCE),
         ("dev.conll", "an O\n\n" + "".join(f"{word}\tO\n" for word in SENTENCE.split())),
         ("dev.ndjson", json.dumps({"words": SENTENCE.split(), "tags": ["O"] * 17}) + "\n"),
+        ("dev.parquet", parquet({"label": [0, 1], "text": [None, SENTENCE]})),
+        ("words.parquet", parquet({"words": [["a"], SENTENCE.split()], "tags": [[0], [0] * 17]})),
     ],
 )
-def test_thirteen_words_of_an_evaluation_set_are_found(tmp_path: Path, name: str, content: str) -> None:
-    (tmp_path / name).write_text(content)
-    contamination = Contamination(str(tmp_path / "dev.*"))
+def test_thirteen_words_of_an_evaluation_set_are_found(tmp_path: Path, name: str, content: str | bytes) -> None:
+    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    contamination = Contamination(str(tmp_path / "*.*"))
     words = SENTENCE.split()
 
     def found(*text: str) -> bool:
@@ -149,6 +162,9 @@ def test_a_missing_or_damaged_evaluation_set_is_one_sentence(tmp_path: Path) -> 
     (tmp_path / "dev.jsonl").write_text('{"text": "a"}\n{')
     with pytest.raises(UserError, match=r"dev\.jsonl, line 2: not JSON"):
         Contamination(str(tmp_path / "dev.jsonl"))
+    (tmp_path / "dev.parquet").write_bytes(parquet({"text": ["a"]})[:-9])
+    with pytest.raises(UserError, match=r"dev\.parquet is cut short or damaged"):
+        Contamination(str(tmp_path / "dev.parquet"))
 
 
 def test_the_examples_have_no_near_duplicates(tmp_path: Path) -> None:

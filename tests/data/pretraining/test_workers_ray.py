@@ -3,6 +3,8 @@
 import contextlib
 import os
 import pickle
+import random
+import re
 import signal
 import threading
 import time
@@ -15,14 +17,15 @@ from bert.commands.corpus import examples_command as main
 from bert.commands.corpus import tokenizer_command
 from bert.config import TokenizerConfig
 from bert.data import worker_processes
-from bert.data.corpus import vocabulary
+from bert.data.corpus import filters, vocabulary
 from bert.data.corpus.vocabulary import corpus_vocabulary
 from bert.data.pretraining import build, workers
 from bert.data.pretraining.build import build_examples
 from bert.errors import UserError
-from bert.tokenizer.vocabulary import literal_tokenizer
+from bert.tokenizer.library import SPECIAL_TOKENS
+from bert.tokenizer.vocabulary import literal_tokenizer, load_tokenizer
 from tests.data.pretraining.conftest import word
-from tests.helpers import config_of, digest
+from tests.helpers import PROSE, config_of, digest
 
 ROOT = Path(__file__).parents[3]
 
@@ -185,6 +188,36 @@ def test_a_cluster_trains_the_vocabulary_of_one_process(cluster, large, tmp_path
         data = config_of(large, cache_dir=str(tmp_path / f"{blocks}"), num_workers=None)
         assert corpus_vocabulary(data, config, lines.append, "ray").to_str() == alone
         assert any("counted" in line for line in lines)
+
+
+@pytest.mark.slow
+def test_a_cluster_filters_the_same(cluster, tmp_path, monkeypatch) -> None:
+    """The rules run in tasks, and the filter of duplicates runs here."""
+    draw = random.Random(0)
+    texts = [draw.sample(PROSE, k=draw.choice((2, 5, 5))) for _ in range(200)]  # two lines are too few for C4
+    texts = [[*text, "No end"] if number % 3 else text * 2 for number, text in enumerate([*texts, *texts[:20]])]
+    (tmp_path / "corpus.txt").write_text("\n\n".join(map("\n".join, texts)))
+    words = sorted(set(re.findall(r"\w+|[.,]", " ".join(PROSE).lower())))
+    (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, *words]))
+    tokenizer = load_tokenizer(tmp_path / "vocab.txt")
+    names = ["c4", "gopher", "exact_duplicates"]
+    config = config_of(tmp_path, filters=names, one_sentence_per_line=False)
+    whole = build_examples(config, tokenizer, tmp_path / "local")
+    tasks: list[list[str]] = []
+
+    def on_cluster(function, blocks, steps, max_tasks, log):
+        blocks = list(blocks)
+        tasks.extend(list(steps) for _ in blocks)
+        return worker_processes.run_tasks(function, blocks, steps, max_tasks, log)
+
+    monkeypatch.setattr(filters, "run_tasks", on_cluster)
+    monkeypatch.setattr(filters, "BLOCK_CHARACTERS", 10_000)
+    example_set = build_examples(config, tokenizer, tmp_path / "ray", engine="ray")
+    assert digest(example_set) == digest(whole)
+    assert example_set.filtered == whole.filtered
+    assert all(whole.filtered[name]["documents"] for name in names)
+    assert len(tasks) > 4
+    assert all(steps == names[:2] for steps in tasks)
 
 
 @pytest.mark.slow
