@@ -92,7 +92,7 @@ def test_verdicts_are_those_of_datatrove(rule: str, shared: Path, split_as_here:
 @pytest.mark.parametrize("rule", RULES)
 def test_few_verdicts_differ_from_those_of_datatrove_with_its_own_words(rule: str, shared: Path) -> None:
     pytest.importorskip("datatrove")
-    pytest.importorskip("spacy")
+    pytest.importorskip("spacy", reason="datatrove's words are those of spaCy: pip install spacy")
     from datatrove.data import Document
 
     steps = datatrove_filters(rule)
