@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
+import inspect
 import json
 import os
 import re
@@ -9,8 +12,12 @@ import resource
 import subprocess
 import sys
 from pathlib import Path
+from types import FunctionType
 
+import jax
+import numpy as np
 import pytest
+from flax import linen as nn
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
 
@@ -78,6 +85,50 @@ def test_as_stored(path: Path) -> None:
     assert len(drawn) == sum("plt.subplots(" in "".join(cell["source"]) for cell in code) > 0
     assert not ABSOLUTE.findall("".join(printed_by(code)))  # places of the machine that ran it
     compile(code_of(path), path.name, "exec")
+
+
+def imported(tree: ast.Module) -> dict[str, object]:
+    """What the code imports from the package, by its name there."""
+    imports = [
+        node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("bert")
+    ]
+    return {
+        alias.asname or alias.name: getattr(importlib.import_module(node.module), alias.name)
+        for node in imports
+        for alias in node.names
+    }
+
+
+@each_notebook
+def test_calls_have_the_arguments_of_the_package(path: Path) -> None:
+    """Calls of imported functions, of attributes of imported classes, and of methods that only such a class has."""
+    tree = ast.parse(code_of(path))
+    names = imported(tree)
+    foreign = {name for kind in (nn.Module, dict, list, str, np.ndarray, jax.Array) for name in dir(kind)}
+    methods = {
+        name: function
+        for kind in names.values()
+        if isinstance(kind, type)
+        for name, function in vars(kind).items()
+        if name not in foreign and isinstance(function, FunctionType)
+    }
+    checked = 0
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        match call.func:
+            case ast.Name(id=name) if name in names:
+                function, first = names[name], 0
+            case ast.Attribute(value=ast.Name(id=owner), attr=name) if owner in names:
+                function, first = getattr(names[owner], name), 0
+            case ast.Attribute(attr=name) if name in methods:
+                function, first = methods[name], 1
+            case _:
+                continue
+        if any(isinstance(argument, ast.Starred) for argument in call.args) or None in {k.arg for k in call.keywords}:
+            continue
+        keywords = {keyword.arg: None for keyword in call.keywords}
+        inspect.signature(function).bind(*[None] * (first + len(call.args)), **keywords)
+        checked += 1
+    assert checked or not names
 
 
 @pytest.mark.slow
