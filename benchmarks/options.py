@@ -103,7 +103,10 @@ STABILITY: dict[str, Settings] = {
     "untied": {"model": {"tie_word_embeddings": False}},
     "narrow_embeddings": {"model": {"embedding_size": 64}},
 }
-"""Overrides of `rotary` against instability, and of its embeddings. `clipped` is `rotary`, whose gradient has a norm of at most 1."""
+"""Overrides of `rotary` against instability, and of its embeddings.
+
+`clipped` is `rotary`, whose gradient has a norm of at most 1.
+"""
 RATES = ("2e-3", "8e-3", "3e-2")
 FULL_ROWS = merged(HOURS, {"data": SHORT_ROWS, "training": {"batch_size": 128}})
 REPLACED = {"training": {"objective": "rtd"}, "electra": {"generator_hidden_size": 0.5}}

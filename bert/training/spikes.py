@@ -24,7 +24,7 @@ class SpikeState(NamedTuple):
     """State of `detect_spikes`, part of the optimizer's.
 
     Attributes:
-        history: [2, WINDOW] last losses and gradient norms; those of update n are at n % WINDOW.
+        history: [2, WINDOW] last losses and gradient norms; the values of update n are at n % WINDOW.
         num_steps: number of steps so far.
         spikes: [3] int32: whether the last update was a spike, the number of spikes, and of skipped ones.
         inner: state of the optimizer.

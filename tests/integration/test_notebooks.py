@@ -88,7 +88,7 @@ def test_as_stored(path: Path) -> None:
 
 
 def imported(tree: ast.Module) -> dict[str, object]:
-    """What the code imports from the package, by its name there."""
+    """Returns what the code imports from the package, by its name in the notebook."""
     imports = [
         node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("bert")
     ]
