@@ -52,14 +52,17 @@ def hostile() -> AttentionMap:
 
 @pytest.fixture(scope="module")
 def alignment() -> AttentionMap:
-    """Three target tokens over five source tokens; the last layer's heads look at source tokens 2, 3 and 4."""
+    """Three target tokens over five source tokens; the last layer's heads look at source tokens 2, 3 and 4.
+
+    The second head looks at them more than the first.
+    """
     names = {"rows": ["a", "</script>", "[SEP]"], "columns": ["[CLS]", "ein", "<b>", "haus", "[SEP]"]}
     sides = {
         side: AttentionTokens(tokens, np.zeros(len(tokens), int), np.array([token[0] == "[" for token in tokens]))
         for side, tokens in names.items()
     }
     weights = np.full((2, 2, 3, 5), 0.2, np.float32)
-    weights[1] = 0.1 + 0.5 * np.eye(3, 5, 1)
+    weights[1] = np.stack([0.1 + 0.5 * np.eye(3, 5, 1), 0.05 + 0.75 * np.eye(3, 5, 1)])
     return AttentionMap("runs/x", **sides, weights=weights)
 
 
@@ -314,10 +317,10 @@ def test_both_texts_of_an_alignment_can_be_pointed_at(alignment, tmp_path) -> No
 def test_lines_are_as_thick_as_the_weights_of_one_head_or_all(alignment, tmp_path) -> None:
     write_html(alignment, tmp_path / "page.html")
     choose = "get('layer').value = 1; get('head').value = {}; redraw();"
-    for head, count in (("0", 1), ("MEAN", 2)):
+    for head, heads in (("0", [0]), ("1", [1]), ("MEAN", [0, 1])):
         shown = shown_by_chromium(tmp_path / "page.html", choose.format(head))
         widths = np.array([float(width) for width in re.findall(r'<line [^>]*stroke-width="([\d.]+)"', shown)])
-        np.testing.assert_allclose(widths, 5 * np.tile(alignment.weights[1, 0].ravel(), count), atol=0.02)
+        np.testing.assert_allclose(widths, 5 * alignment.weights[1, heads].ravel(), atol=0.02)
 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
