@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -172,12 +174,28 @@ def test_memory_grows_in_proportion_to_a_source_of_10_000_tokens(copy_attention:
     config = dataclasses.replace(CONFIG, attention_window=64, max_position_embeddings=10_000, **copies)
     model = BertForSequenceToSequence(config)
 
-    def temporary_bytes(length: int) -> int:
+    def temporary_bytes(function: Callable, *arguments: Any) -> int:
+        return jax.jit(function).lower(*arguments).compile().memory_analysis().temp_size_in_bytes
+
+    def of_gradients(length: int) -> int:
         source, target = jnp.zeros((1, length), jnp.int32), jnp.zeros((1, 16), jnp.int32)
         params = jax.eval_shape(model.init, jax.random.key(0), source[:, :8], target)
-        gradients = jax.jit(jax.grad(lambda params: model.apply(params, source, target, source + 1).sum()))
-        return gradients.lower(params).compile().memory_analysis().temp_size_in_bytes
+        return temporary_bytes(jax.grad(lambda params: model.apply(params, source, target, source + 1).sum()), params)
 
-    whole, half = temporary_bytes(10_000), temporary_bytes(5_000)
-    assert whole < 2.1 * half
-    assert whole < 4 * 10_000**2 * 4 / 5, "the scores of one layer with all pairs, over 5"
+    def of_a_beam_step(length: int) -> int:
+        """One token for each of four beams, whose cache holds the keys and values of the source."""
+        source, token = jnp.zeros((4, length), jnp.int32), jnp.zeros((4, 1), jnp.int32)
+        params = jax.eval_shape(model.init, jax.random.key(0), source[:, :8], token)
+        memory = jax.eval_shape(lambda params: model.apply(params, source, source + 1, method="encode"), params)
+
+        def step(params: Any, cache: Any, memory: Any) -> Any:
+            place = jnp.zeros((1, 1), jnp.int32)
+            return model.apply(params, token, place, Mask(start=0, causal=True), cache, memory, method="step")
+
+        _, cache = jax.eval_shape(step, params, make_cache(config.decoder, 4, 16, jnp.float32), memory)
+        return temporary_bytes(step, params, cache, memory)
+
+    for measured in (of_gradients, of_a_beam_step):
+        whole, half = measured(10_000), measured(5_000)
+        assert whole < 2.1 * half
+        assert whole < 4 * 10_000**2 * 4 / 5, "the scores of four heads or beams with all pairs, over 5"
