@@ -1,5 +1,6 @@
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -59,6 +60,12 @@ def test_z_loss_is_the_papers_formula(label: str | None) -> None:
     added = total_loss(means, loss.factors) - total_loss(without, plain.factors)
     np.testing.assert_allclose(added, 1e-4 * (weights * log_z**2).sum() / 3, rtol=1e-2)
     assert set(loss.metrics) - set(plain.metrics) == {"z_loss"}
+    if label is None:
+        arrays = {name: jnp.asarray(array) for name, array in batch.items()}
+        of_params = make_pretraining_loss(lambda variables, *inputs, **more: variables["params"], None, None, 1e-4)
+        gradient = jax.grad(lambda params: of_params.forward(params, arrays, None)[0]["z_loss"][0])(jnp.asarray(logits))
+        shares = np.exp(logits - log_z[..., None])
+        np.testing.assert_allclose(gradient, 2 * (weights * log_z)[..., None] * shares, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.medium
