@@ -241,6 +241,10 @@ def log_message(text: str) -> None:
     LOGGER.log(logging.WARNING if isinstance(text, WarningText) else logging.DEBUG, "%s", text)
 
 
+Log = Callable[[str], None]
+"""A function that logs a message, such as `log_info`."""
+
+
 def log_info(text: str) -> None:
     """Logs a `WarningText` at level WARNING and other messages at level INFO."""
     LOGGER.log(logging.WARNING if isinstance(text, WarningText) else logging.INFO, "%s", text)

@@ -6,7 +6,7 @@ import difflib
 import itertools
 import os
 import re
-from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -19,7 +19,7 @@ from bert.config.run_file import check_run_file
 from bert.config.training import TrainingConfig, num_micro_batches
 from bert.config.validation import ConfigField, keys_of
 from bert.config.yaml_io import NULLS, UserValue, build_config, display_path, read_yaml
-from bert.errors import UserError
+from bert.errors import Log, UserError
 from bert.remote import fetch
 
 Config = TypeVar("Config", PretrainConfig, FinetuneConfig)
@@ -72,7 +72,7 @@ def resolve_config(
     overrides: Mapping[str, UserValue],
     option: str,
     defaults: Mapping[str, UserValue],
-    log: Callable[[str], None],
+    log: Log,
 ) -> ResolvedConfig[Config]:
     """Combines files and overrides into one configuration.
 
@@ -262,7 +262,7 @@ def _without_recipe_sizes_if_init(entries: dict[str, UserValue], recipes: Contai
 
 
 def _without_transfer_if_other_corpus(
-    entries: dict[str, UserValue], recipes: Mapping[str, str], log: Callable[[str], None]
+    entries: dict[str, UserValue], recipes: Mapping[str, str], log: Log
 ) -> dict[str, UserValue]:
     """Drops a recipe's ``transfer`` if ``data.train`` is set elsewhere, since it belongs to the recipe's corpus.
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from typing import Any, Literal, Self
 
-from bert.errors import UserError, require
+from bert.errors import Log, UserError, require
 
 Engine = Literal["local", "ray"]
 """Processes of this machine, or tasks of a Ray cluster."""
@@ -117,7 +117,7 @@ def run_tasks(
     named_values: Iterable[tuple[str, Any]],
     shared: Any,
     max_tasks: int | None,
-    log: Callable[[str], None],
+    log: Log,
 ) -> Iterator[tuple[int, Any]]:
     """Calls a function for each of some values on a Ray cluster.
 

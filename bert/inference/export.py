@@ -19,6 +19,7 @@ from bert.data.inputs import as_filled_texts
 from bert.data.records import read_texts
 from bert.data.rows import Rows
 from bert.errors import (
+    Log,
     UserError,
     WarningText,
     log_message,
@@ -167,7 +168,7 @@ def save(
     model: Any,
     out: str | Path,
     format: str = "hf",
-    log: Callable[[str], None] = log_message,
+    log: Log = log_message,
     *,
     length: int | None = None,
     dynamic_length: bool = False,

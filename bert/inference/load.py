@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import numbers
 import os
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from bert.config.pretraining import phase_of_step
 from bert.config.run_file import check_vocabulary, load_run_config
 from bert.data.long_texts import LongTexts
 from bert.errors import (
+    Log,
     UserError,
     WarningText,
     log_message,
@@ -70,7 +70,7 @@ DEFAULT_QA_LENGTH = 384
 @system_errors_as_user_errors()
 def load(
     source: str | os.PathLike[str] | Pretrained,
-    log: Callable[[str], None] = log_message,
+    log: Log = log_message,
     *,
     step: int | None = None,
     revision: str | None = None,
@@ -139,7 +139,7 @@ def load(
     return model if _is_run(folder) else _with_query_model(model, folder, log)
 
 
-def _with_query_model(model: Pretrained, folder: Path, log: Callable[[str], None]) -> Pretrained:
+def _with_query_model(model: Pretrained, folder: Path, log: Log) -> Pretrained:
     """Adds the model of queries, if the folder has one.
 
     Raises:
@@ -165,7 +165,7 @@ def _with_query_model(model: Pretrained, folder: Path, log: Callable[[str], None
     return model.replace(query_model=query_model, default_route=router.default)
 
 
-def load_for_training(source: str | os.PathLike[str], log: Callable[[str], None]) -> Pretrained:
+def load_for_training(source: str | os.PathLike[str], log: Log) -> Pretrained:
     """Loads a model to train, or whose sizes to use. Logs a warning about a model for queries, or adapters of tasks.
 
     Raises:
@@ -181,9 +181,7 @@ def load_for_training(source: str | os.PathLike[str], log: Callable[[str], None]
     return model.replace(query_model=None)
 
 
-def _load_for_graph(
-    folder: Path, name: str, step: int | None, log: Callable[[str], None], route: Role = DOCUMENT
-) -> Pretrained:
+def _load_for_graph(folder: Path, name: str, step: int | None, log: Log, route: Role = DOCUMENT) -> Pretrained:
     """Loads a model for ONNX Runtime. Its weights are read on first use if there is a record of them."""
     is_run = _is_run(folder)
 
@@ -277,7 +275,7 @@ def share_arrays(model: Pretrained, base: Pretrained) -> Pretrained:
     return shared
 
 
-def load_vocabulary(source: str | Path, log: Callable[[str], None] = log_message) -> Tokenizer:
+def load_vocabulary(source: str | Path, log: Log = log_message) -> Tokenizer:
     """Loads only the tokenizer of a source for `load`. Raises UserError."""
     folder, _ = _find(source, weights=False)
     if google.is_google(folder) and not hf.is_hf_folder(folder):
@@ -321,7 +319,7 @@ def _is_run(folder: Path) -> bool:
 def _load_published(
     folder: Path,
     name: str,
-    log: Callable[[str], None],
+    log: Log,
     known: WeightsRecord | None = None,
     adapter: Path | None = None,
     route: Role = DOCUMENT,
@@ -357,9 +355,7 @@ def _load_published(
     return Pretrained(**{**vars(read), "source": name}, task=task, data=data)
 
 
-def _load_run(
-    path: Path, step: int | None, log: Callable[[str], None], known: WeightsRecord | None = None
-) -> Pretrained:
+def _load_run(path: Path, step: int | None, log: Log, known: WeightsRecord | None = None) -> Pretrained:
     config = load_run_config(path)
     if isinstance(config, FinetuneConfig) and config.num_seeds > 1:
         raise UserError(
@@ -405,7 +401,7 @@ def _load_run(
 
 
 def _read_run_params(
-    path: Path, step: int | None, config: PretrainConfig | FinetuneConfig, log: Callable[[str], None]
+    path: Path, step: int | None, config: PretrainConfig | FinetuneConfig, log: Log
 ) -> tuple[int, Params]:
     """Reads the step and the parameters of a checkpoint: of ``step``, of the best or of the newest one."""
     # Imported here because they are slow and other sources do not need them.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import numpy as np
 from bert.config.finetuning import ColumnsConfig
 from bert.data.inputs import as_filled_texts, check_count
 from bert.data.records import read_records
-from bert.errors import UserError, quoted, renamed_argument
+from bert.errors import Log, UserError, quoted, renamed_argument
 from bert.inference.search import blocks_of, find_nearest
 from bert.tasks.columns import json_lines
 from bert.tasks.text_pairs import read_queries
@@ -33,7 +33,7 @@ def mine_negatives(
     margin: float = 0.0,
     relative_margin: float = 0.05,
     batch_size: int = 32,
-    log: Callable[[str], None] = lambda text: None,
+    log: Log = lambda text: None,
 ) -> list[dict[str, Any]]:
     """Adds hard negatives to rows: documents that a search returns and that are not positives of the query.
 

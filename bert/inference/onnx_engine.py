@@ -18,7 +18,7 @@ import numpy as np
 import bert
 from bert.config import ModelConfig
 from bert.data.rows import TokenRows
-from bert.errors import UserError, log_message
+from bert.errors import Log, UserError, log_message
 from bert.files import atomic_directory, user_cache_dir
 from bert.inference.forward import BatchedForward, Batches, Encoded
 from bert.interchange.bundle import ModelBundle
@@ -139,7 +139,7 @@ def _onnxruntime() -> Any:
     return onnxruntime
 
 
-def cached_graph(model: ModelBundle, architecture: str | None, log: Callable[[str], None] = log_message) -> Path:
+def cached_graph(model: ModelBundle, architecture: str | None, log: Log = log_message) -> Path:
     """Returns the graph of a model in the user's cache folder, where it is written and compared on first use.
 
     Args:
@@ -162,7 +162,7 @@ def cached_graph(model: ModelBundle, architecture: str | None, log: Callable[[st
     return folder / GRAPH
 
 
-def _write_graph(model: ModelBundle, folder: Path, log: Callable[[str], None]) -> None:
+def _write_graph(model: ModelBundle, folder: Path, log: Log) -> None:
     from bert.interchange.writers import onnx  # imported here because it imports JAX, and most graphs are written
 
     onnx.check_exportable(model)

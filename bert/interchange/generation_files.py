@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from tokenizers import Tokenizer
 
 from bert.config import Decoding, ModelConfig
 from bert.data.encoding import target_boundaries
-from bert.errors import UserError, WarningText, shorten
+from bert.errors import Log, UserError, WarningText, shorten
 from bert.files import read_json, read_json_object
 from bert.interchange.bundle import ModelBundle
 from bert.tokenizer.library import special_ids
@@ -77,7 +76,7 @@ def read_target_tokenizer(folder: Path, config: ModelConfig) -> Tokenizer | None
     return None
 
 
-def read_decoding(folder: Path, tokenizer: Tokenizer, log: Callable[[str], None]) -> Decoding:
+def read_decoding(folder: Path, tokenizer: Tokenizer, log: Log) -> Decoding:
     """Reads generation settings from generation_config.json or, in older folders, from config.json.
 
     Raises:
@@ -154,7 +153,7 @@ def read_end_ids(folder: Path, tokenizer: Tokenizer) -> tuple[int, ...]:
     return () if end_ids == (special_ids(tokenizer).end,) else end_ids
 
 
-def warn_unread_decoding(folder: Path, log: Callable[[str], None]) -> None:
+def warn_unread_decoding(folder: Path, log: Log) -> None:
     """Logs settings in generation_config.json of a causal model, which `generate` does not read."""
     file = folder / GENERATION_CONFIG
     content = read_json(file) if file.is_file() else {}

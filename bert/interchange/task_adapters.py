@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from bert.config import ModelConfig
-from bert.errors import UserError, WarningText, shorten
+from bert.errors import Log, UserError, WarningText, shorten
 from bert.interchange.families import Family
 from bert.interchange.names import TASKS, Tensor
 from bert.interchange.readers import peft
@@ -114,7 +114,7 @@ def read_task_adapters(
     content: Mapping[str, Any],
     family: Family,
     stored: dict[str, np.ndarray],
-    log: Callable[[str], None],
+    log: Log,
 ) -> tuple[dict[str, np.ndarray], dict[str, TaskAdapter]]:
     """Reads the adapters that config.json declares: from subfolders in PEFT's format, or from the model's tensors.
 

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from bert.errors import UserError
+from bert.errors import Log, UserError
 
 Value = TypeVar("Value")
 
@@ -90,7 +90,7 @@ def main_process_first() -> Iterator[None]:
             sync_hosts("first_goes_first")
 
 
-def main_process_only(log: Callable[[str], None]) -> Callable[[str], None]:
+def main_process_only(log: Log) -> Log:
     """Returns ``log`` on the main process, and a function that does nothing on other hosts."""
     return log if is_main_process() else lambda text: None
 

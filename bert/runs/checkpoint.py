@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from bert.errors import UserError, WarningText
+from bert.errors import Log, UserError, WarningText
 from bert.files import require_utf8
 from bert.parallel.backends import Parallelism
 from bert.parallel.devices import local_devices
@@ -52,7 +52,7 @@ class Checkpointer:
         self,
         folder: Path,
         max_to_keep: int | None,
-        log: Callable[[str], None],
+        log: Log,
         after_save: Callable[[], None] = lambda: None,
         storage: Storage | None = None,
     ):
@@ -305,7 +305,7 @@ class Checkpointer:
         return whole
 
 
-def make_checkpointer(run: RunFolder[Any], log: Callable[[str], None], parallel: Parallelism) -> Checkpointer:
+def make_checkpointer(run: RunFolder[Any], log: Log, parallel: Parallelism) -> Checkpointer:
     """Returns the checkpoints of a run, for one host or for several."""
 
     def log_as_info(text: str) -> None:
@@ -318,7 +318,7 @@ def make_checkpointer(run: RunFolder[Any], log: Callable[[str], None], parallel:
     return Checkpointer(run.checkpoints, run.config.training.max_to_keep, log_as_info, run.push, storage)
 
 
-def require_space(run: RunFolder[Any], state: Any, log: Callable[[str], None]) -> None:
+def require_space(run: RunFolder[Any], state: Any, log: Log) -> None:
     """Compares the free space of a run's disk with the size of its checkpoints, before the first step.
 
     Raises:

@@ -10,12 +10,12 @@ import json
 import platform
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import bert
-from bert.errors import REDACTED, is_secret_name, redact
+from bert.errors import REDACTED, Log, is_secret_name, redact
 from bert.files import load_json, write_atomic
 from bert.parallel.devices import local_devices
 from bert.runs.folder import ENVIRONMENT_FILE, Config, RunFolder
@@ -142,9 +142,7 @@ TRACED_STEPS = 5
 """Number of traced steps, including the host's work between them."""
 
 
-def make_profiler(
-    enabled: bool, folder: Path, log: Callable[[str], None]
-) -> contextlib.AbstractContextManager[StepProfiler | None]:
+def make_profiler(enabled: bool, folder: Path, log: Log) -> contextlib.AbstractContextManager[StepProfiler | None]:
     """Returns a context manager that yields a `StepProfiler` for a run's folder, or None if profiling is disabled."""
     return StepProfiler(folder, log) if enabled else contextlib.nullcontext()
 
@@ -155,7 +153,7 @@ class StepProfiler:
     Use it as a context manager or close it, so that a run that ends during the trace still writes the trace.
     """
 
-    def __init__(self, folder: Path, log: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, log: Log) -> None:
         self._folder, self._log = folder / FOLDER, log
         self._num_steps = 0
         self._trace = contextlib.ExitStack()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Self
 
 from bert.config import PretrainConfig
-from bert.errors import LOGGER, PRINT_HANDLER, UserError, are_printed, format_number, require
+from bert.errors import LOGGER, PRINT_HANDLER, Log, UserError, are_printed, format_number, require
 from bert.runs.folder import RunFolder
 from bert.runs.loggers import Callback, RunStart
 from bert.runs.metrics_log import MAX_DUMPED_BATCHES, SKIPPED_STEPS_FOLDER, MetricsLog, SkippedStep, read_metrics
@@ -145,7 +145,7 @@ def format_duration(seconds: float) -> str:
     return f"{minutes}m{seconds:02}s" if minutes else f"{seconds}s"
 
 
-def progress_lines(log: Callable[[str], None]) -> Callable[[str, int, int | None], None]:
+def progress_lines(log: Log) -> Callable[[str, int, int | None], None]:
     """Returns a function that logs the start of each stage of preprocessing, then a line every ``QUIET_SECONDS``."""
     last: dict[str, float] = {}
 

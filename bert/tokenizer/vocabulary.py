@@ -8,13 +8,13 @@ import itertools
 import json
 import re
 import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from bert.config import TokenizerConfig
 from bert.config.tokenizer import StripAccents
-from bert.errors import UserError, WarningText, convert, log_message
+from bert.errors import Log, UserError, WarningText, convert, log_message
 from bert.files import require_content, require_text, write_atomic
 from bert.remote import fetch
 from bert.tokenizer.byte_level import SPACES, byte_level_steps, parse_byte_level, train_byte_level
@@ -48,8 +48,6 @@ from bert.tokenizer.wordpiece import (
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-
-Log = Callable[[str], None]
 
 _FEW = 0.01
 """Share of tokens with marks up to which they are ignored: published vocabularies without marks have a few."""

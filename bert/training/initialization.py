@@ -15,13 +15,12 @@ from flax import traverse_util
 
 from bert.config import ModelConfig
 from bert.config.model import MODEL_KEYS_KEPT_WITH_INIT
-from bert.errors import UserError
+from bert.errors import Log, UserError
 from bert.model.names import POOLER
 from bert.model.parameters import Params
 from bert.training.step import TrainState
 
 ParameterPath = tuple[str, ...]
-Log = Callable[[str], None]
 LabelRows = Mapping[str, Sequence[int | None]]
 """Output layer -> for each label, its row in the source's layer; None for a label that the source lacks."""
 

@@ -20,14 +20,13 @@ import numpy as np
 
 from bert.config import FinetuneConfig, OptimizerConfig, PretrainConfig, TrainingConfig
 from bert.config.pretraining import resolve_phases
-from bert.errors import LOGGER, UserError, require
+from bert.errors import LOGGER, Log, UserError, require
 from bert.files import write_atomic
 from bert.parallel.backends import Parallelism
 from bert.parallel.multihost import broadcast_from_main
 from bert.runs.checkpoint_directory import CheckpointDirectory
 from bert.runs.folder import BUDGET_FILE, LENGTH_KEYS, TRANSFER, RunFolder, read_budget
 from bert.runs.metrics_log import RESULTS
-from bert.training.initialization import Log
 from bert.training.optimizer import learning_rate_schedule, num_decay_steps
 
 FLOPS_RAMP = 1 / 3

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import jax
 
+from bert.errors import Log
 from bert.parallel.devices import figures_of_device, local_devices
 
 ACTIVITIES = ("training", "input", "compilation", "evaluation", "saving", "other")
@@ -93,7 +94,7 @@ class RunTimes:
         self._activity, self._since, self._compiled_before = activity, now, compiled
 
 
-def log_times(times: RunTimes, log: Callable[[str], None]) -> dict[str, Any]:
+def log_times(times: RunTimes, log: Log) -> dict[str, Any]:
     """Logs the share of each activity, and returns the entry ``timing`` of results.json."""
     timing = times.results()
     log(describe_times(timing))

@@ -17,7 +17,7 @@ from bert.config.run_file import redact_paths
 from bert.config.sources import resolve_config
 from bert.config.validation import ConfigField, current_key, key_of, keys_of, sibling_keys, unknown_key
 from bert.config.yaml_io import NULLS, UserValue, add_value, dump, parse_list
-from bert.errors import UserError, redact, require, system_errors_as_user_errors
+from bert.errors import Log, UserError, redact, require, system_errors_as_user_errors
 from bert.remote import readable_path
 from bert.runtime.compilation_cache import use_compilation_cache
 from bert.runtime.interrupts import INTERRUPTED, STATUS, CtrlC
@@ -90,7 +90,7 @@ def parse(
     default_recipe: str | None,
     extra_options: Mapping[str, str] = MappingProxyType({}),
     defaults_for_check: Mapping[str, str] = MappingProxyType({}),
-    log: Callable[[str], None] = lambda text: None,
+    log: Log = lambda text: None,
 ) -> tuple[Config, str | None, dict[str, str]]:
     """Parses a command line into a checked configuration. ``--help`` and ``--print_config`` print and exit.
 

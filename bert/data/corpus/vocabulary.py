@@ -20,7 +20,7 @@ from bert.data.corpus.files import reading, reading_settings
 from bert.data.corpus.filters import filter_settings
 from bert.data.pretraining.build import SHARD_BYTES, require_documents
 from bert.data.worker_processes import Engine, run_tasks
-from bert.errors import LOGGER, UserError, without_surrogates
+from bert.errors import LOGGER, Log, UserError, without_surrogates
 from bert.files import blocking_lock
 from bert.tokenizer.wordpiece import WordCounts, WordSteps, blocks, count_words
 
@@ -38,9 +38,7 @@ UNKNOWN_WARNING, REMOVED_WARNING = 0.05, 0.01
 vocabulary has less than 0.1% unknown tokens in English."""
 
 
-def corpus_vocabulary(
-    data: DataConfig, config: TokenizerConfig, log: Callable[[str], None], engine: Engine = "local"
-) -> Tokenizer:
+def corpus_vocabulary(data: DataConfig, config: TokenizerConfig, log: Log, engine: Engine = "local") -> Tokenizer:
     """Returns the vocabulary of ``data.train``, or of a stream's head, from the cache or by training it.
 
     Args:
@@ -80,9 +78,7 @@ def corpus_vocabulary(
     return load_tokenizer(folder)
 
 
-def train_vocabulary(
-    data: DataConfig, config: TokenizerConfig, log: Callable[[str], None], engine: Engine = "local"
-) -> Tokenizer:
+def train_vocabulary(data: DataConfig, config: TokenizerConfig, log: Log, engine: Engine = "local") -> Tokenizer:
     """Trains a vocabulary of ``data.train``. See `corpus_vocabulary` for arguments and errors."""
     from bert.tokenizer.vocabulary import train_tokenizer, word_steps
 
@@ -101,9 +97,7 @@ def report_size(tokenizer: Tokenizer, config: TokenizerConfig, text: str, sectio
         )
 
 
-def count_corpus_words(
-    data: DataConfig, steps: WordSteps, log: Callable[[str], None], engine: Engine = "local"
-) -> WordCounts:
+def count_corpus_words(data: DataConfig, steps: WordSteps, log: Log, engine: Engine = "local") -> WordCounts:
     """Counts the words of ``data.train``, or of a stream's head.
 
     With ``engine`` ray, the tasks of a cluster count the words of blocks of text.

@@ -17,7 +17,7 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ from bert.data.pretraining.loader import PretrainingLoader
 from bert.data.pretraining.packing import Columns, pack_rows
 from bert.data.pretraining.shards import draw_rows, row_settings, tokenize
 from bert.data.worker_processes import WorkerPool, start_worker
-from bert.errors import LOGGER, UserError, require
+from bert.errors import LOGGER, Log, UserError, require
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -328,7 +328,7 @@ class StreamedRows:
         num_readers: number of readers R on all hosts.
     """
 
-    def __init__(self, readers: Sequence[RowReader], log: Callable[[str], None]) -> None:
+    def __init__(self, readers: Sequence[RowReader], log: Log) -> None:
         """Takes the readers of this host; ``log`` receives the rate."""
         self._readers = {reader.spec.reader: reader for reader in readers}
         self.num_readers = readers[0].spec.config.stream_readers

@@ -7,7 +7,7 @@ import functools
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict
@@ -20,7 +20,7 @@ from bert.data.corpus.document_store import write_store
 from bert.data.corpus.files import Document
 from bert.data.pretraining.shards import ShardSpec, build_range
 from bert.data.worker_processes import WorkerPool, run_tasks, start_worker
-from bert.errors import UserError
+from bert.errors import Log, UserError
 from bert.files import write_array, write_atomic
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class ShardText:
 
 
 def build_shards_on_ray(
-    tasks: list[ShardSpec], tokenizer: Tokenizer, work: Path, max_tasks: int | None, log: Callable[[str], None]
+    tasks: list[ShardSpec], tokenizer: Tokenizer, work: Path, max_tasks: int | None, log: Log
 ) -> Iterator[str]:
     """Builds shards like `build_shards`, on a Ray cluster. See `run_tasks` for ``max_tasks``, ``log`` and errors."""
     groups = groups_of(tasks)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ import numpy as np
 
 from bert.config import ModelConfig
 from bert.config.model import Activation
-from bert.errors import UserError, WarningText, log_message, shorten
+from bert.errors import Log, UserError, WarningText, log_message, shorten
 from bert.files import read_json_object
 from bert.interchange.bundle import ModelBundle
 from bert.interchange.families import GOOGLE_NAMES
@@ -24,8 +24,6 @@ from bert.tokenizer.vocabulary import load_tokenizer, require_embedding_rows
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-
-Log = Callable[[str], None]
 
 CONFIG = "bert_config.json"
 CHECKPOINT = "bert_model.ckpt"

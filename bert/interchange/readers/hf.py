@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from bert.config import ModelConfig
 from bert.config.model import MAX_SIZE
 from bert.data.long_texts import LongTexts
-from bert.errors import UserError, WarningText, require, shorten
+from bert.errors import Log, UserError, WarningText, require, shorten
 from bert.files import read_json_object
 from bert.interchange.bundle import (
     PAIR_CLASSIFIERS,
@@ -57,8 +57,6 @@ from bert.model.parameters import Params
 from bert.tokenizer.hf_settings import SETTINGS, read_settings, set_one_token_type
 from bert.tokenizer.library import is_wordpiece, special_ids
 from bert.tokenizer.vocabulary import load_tokenizer, require_embedding_rows
-
-Log = Callable[[str], None]
 
 POOLER_MODULE = "bert/pooler"
 """Pooler, which only the classifiers of some families have."""

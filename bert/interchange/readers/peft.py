@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert.errors import UserError
+from bert.errors import Log, UserError
 from bert.files import read_json_object
 from bert.interchange.families import Family
 from bert.interchange.names import ARCHITECTURES_WITH_LABELS
@@ -185,7 +185,7 @@ def tokenizer_folder(folder: Path, base: Path | None = None) -> Path:
     return base or _base(folder, _settings(folder / CONFIG))
 
 
-def read_adapter(folder: Path, log: Callable[[str], None], base: Path | None = None) -> Adapter:
+def read_adapter(folder: Path, log: Log, base: Path | None = None) -> Adapter:
     """Reads an adapter and locates its base model.
 
     Args:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bert.errors import WarningText
+from bert.errors import Log, WarningText
 from bert.files import read_json
 from bert.interchange.sentence_transformers import late_interaction
 from bert.interchange.sentence_transformers.names import CROSS_ENCODER, PROMPTS, SIGMOID
@@ -15,7 +15,7 @@ from bert.model.pooling import find_activation
 from bert.tokenizer.hf_settings import read_model_max_length
 
 
-def read_max_length(folder: Path, texts: Path, log: Callable[[str], None]) -> int | None:
+def read_max_length(folder: Path, texts: Path, log: Log) -> int | None:
     """Returns the maximum number of tokens of a row; None for the model's. Logs settings that are not applied.
 
     Args:
@@ -38,9 +38,7 @@ def read_max_length(folder: Path, texts: Path, log: Callable[[str], None]) -> in
     return declared or length
 
 
-def read_score_activation(
-    folder: Path, content: Mapping[str, Any], num_labels: int, log: Callable[[str], None]
-) -> str | None:
+def read_score_activation(folder: Path, content: Mapping[str, Any], num_labels: int, log: Log) -> str | None:
     """Returns the PyTorch class that a sentence-transformers cross-encoder applies to its score; None for other models.
 
     Without a declaration, a cross-encoder applies a sigmoid to a single output.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import string
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeGuard, get_args
 
@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from bert.config import ModelConfig
 from bert.data.late_interaction import expansion_id
-from bert.errors import UserError, WarningText, shorten
+from bert.errors import Log, UserError, WarningText, shorten
 from bert.files import read_json_object
 from bert.interchange.names import EMBEDDING, TOKEN_EMBEDDINGS
 from bert.interchange.sentence_transformers.names import (
@@ -77,7 +77,7 @@ def has_projection(folder: Path) -> bool:
     return file.is_file() and read_json_object(file).get("architectures") == [STANFORD]
 
 
-def read_stanford_metadata(folder: Path, log: Callable[[str], None]) -> dict[str, Any]:
+def read_stanford_metadata(folder: Path, log: Log) -> dict[str, Any]:
     """Returns the content of `STANFORD_METADATA` as keys of PyLate. Raises UserError."""
     file = folder / STANFORD_METADATA
     if not file.is_file():
@@ -107,7 +107,7 @@ def stanford_shape(folder: Path) -> tuple[int, int]:
     return width, dim
 
 
-def read_settings(folder: Path, log: Callable[[str], None]) -> dict[str, Any]:
+def read_settings(folder: Path, log: Log) -> dict[str, Any]:
     """Returns the content of `PROMPTS`, or of `STANFORD_METADATA` in its form; {} without both. Raises UserError."""
     return read_stanford_metadata(folder, log) if is_stanford(folder) else read_prompts(folder)
 
@@ -278,7 +278,7 @@ def fit_to_tokenizer(
     config: ModelConfig,
     folder: Path,
     texts: Path,
-    log: Callable[[str], None],
+    log: Log,
 ) -> Pooling:
     """Checks late interaction against the vocabulary and the model, and makes prefixes of PyLate special tokens.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from bert.config import ModelConfig
 from bert.config.options import TOKEN_POOLING
-from bert.errors import UserError, WarningText, shorten
+from bert.errors import Log, UserError, WarningText, shorten
 from bert.files import read_json, read_json_object
 from bert.interchange.names import EMBEDDING, TASKS, TOKEN_EMBEDDINGS
 from bert.interchange.sentence_transformers import late_interaction
@@ -112,9 +112,7 @@ def find_router(folder: Path) -> Router | None:
     return next((read_router(place) for name, place in _listed_modules(folder) if name in ROUTERS), None)
 
 
-def read_pooling(
-    folder: Path, log: Callable[[str], None], route: Role = DOCUMENT, weights: bool = True
-) -> Pooling | None:
+def read_pooling(folder: Path, log: Log, route: Role = DOCUMENT, weights: bool = True) -> Pooling | None:
     """Reads the modules of a sentence-transformers folder (modules.json), or a folder of Stanford's ColBERT.
 
     Args:
@@ -173,7 +171,7 @@ def find_text_settings(folder: Path, route: Role = DOCUMENT) -> Path | None:
     return next((file for file in files if file.is_file()), None)
 
 
-def _read_stanford(folder: Path, log: Callable[[str], None], weights: bool) -> Pooling:
+def _read_stanford(folder: Path, log: Log, weights: bool) -> Pooling:
     """Returns the pooling of a folder of Stanford's ColBERT. Raises UserError."""
     content, file = late_interaction.read_settings(folder, log), folder / late_interaction.STANFORD_METADATA
     if weights:
@@ -235,9 +233,7 @@ def _listed_modules(folder: Path) -> list[tuple[str, Path]]:
     return []
 
 
-def fit_to_model(
-    pooling: Pooling | None, config: ModelConfig, folder: Path, log: Callable[[str], None]
-) -> Pooling | None:
+def fit_to_model(pooling: Pooling | None, config: ModelConfig, folder: Path, log: Log) -> Pooling | None:
     """Checks the pooling against the model, and completes its maximum length from tokenizer_config.json.
 
     Raises:
@@ -283,7 +279,7 @@ def _model_settings(
     content: dict[str, Any],
     is_lexical: bool,
     is_late: bool,
-    log: Callable[[str], None],
+    log: Log,
     tasks: Collection[str] = (),
 ) -> dict[str, Any]:
     """Returns the fields of `Pooling` that apply to the whole model, from the content of `PROMPTS`.
@@ -335,9 +331,7 @@ def _model_settings(
     }
 
 
-def read_text_settings(
-    file: Path, task: str, log: Callable[[str], None], applied: Collection[str] = ()
-) -> tuple[int | None, bool]:
+def read_text_settings(file: Path, task: str, log: Log, applied: Collection[str] = ()) -> tuple[int | None, bool]:
     """Returns the maximum number of tokens, and whether texts are lower-cased.
 
     Args:
@@ -361,7 +355,7 @@ def read_text_settings(
     return length, lowercase
 
 
-def _pooling_settings(file: Path, log: Callable[[str], None]) -> tuple[str, bool]:
+def _pooling_settings(file: Path, log: Log) -> tuple[str, bool]:
     """Returns the mode for `Pooling`, and whether prompt tokens are included in the pooling."""
     content, prefix = read_json_object(file), "pooling_mode_"
     mode_keys = [key for key in content if key.startswith(prefix)]
@@ -382,7 +376,7 @@ def _pooling_settings(file: Path, log: Callable[[str], None]) -> tuple[str, bool
     return CONCATENATED.join(modes), include_prompt
 
 
-def _lexical_settings(file: Path, log: Callable[[str], None]) -> tuple[str, int]:
+def _lexical_settings(file: Path, log: Log) -> tuple[str, int]:
     """Returns the mode and the number of logarithms for `Pooling` from the settings of SpladePooling."""
     content = read_json_object(file)
     mode, activation = content.get("pooling_strategy", "max"), content.get("activation_function", "relu")
@@ -404,7 +398,7 @@ def _inside(file: Path, path: Any) -> Path:
     return file.parent / path
 
 
-def _read_dense(folder: Path, features: tuple[str, ...], weights: bool, log: Callable[[str], None]) -> PooledDense:
+def _read_dense(folder: Path, features: tuple[str, ...], weights: bool, log: Log) -> PooledDense:
     """Reads a Dense module.
 
     Args:
@@ -467,7 +461,7 @@ def _check_features(file: Path, content: dict[str, Any], features: tuple[str, ..
             )
 
 
-def _warn_unknown(file: Path, content: dict[str, Any], known: Collection[str], log: Callable[[str], None]) -> None:
+def _warn_unknown(file: Path, content: dict[str, Any], known: Collection[str], log: Log) -> None:
     """Logs keys of a file that have no effect."""
     if unknown := sorted(content.keys() - set(known)):
         log(WarningText(f"not loaded from {file}: {', '.join(unknown)}"))

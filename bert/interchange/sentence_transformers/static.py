@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,7 @@ from tokenizers.processors import TemplateProcessing
 
 from bert.config import ModelConfig
 from bert.config.model import MAX_SIZE
-from bert.errors import UserError, shorten
+from bert.errors import Log, UserError, shorten
 from bert.files import read_json_object
 from bert.interchange.bundle import ModelBundle
 from bert.interchange.sentence_transformers.names import STATIC_EMBEDDING, TOKEN_TABLE
@@ -31,7 +30,7 @@ NO_SPECIAL_TOKENS = {"single": "$A:0", "pair": "$A:0 $B:0", "special_tokens": []
 """Template of the rows of a table: texts without special tokens."""
 
 
-def read_static(folder: Path, pooling: Pooling, log: Callable[[str], None]) -> ModelBundle:
+def read_static(folder: Path, pooling: Pooling, log: Log) -> ModelBundle:
     """Reads the module in a folder as a model without layers, whose word embeddings are the table.
 
     Texts have no special tokens. StaticEmbedding reads texts of any length, unless tokenizer.json truncates them.

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from bert.config import ModelConfig
 from bert.config.model import BIASES, IN_ATTENTION
 from bert.data.encoding import tokenize
-from bert.errors import UserError, WarningText, first_line
+from bert.errors import Log, UserError, WarningText, first_line
 from bert.files import atomic_directory
 from bert.interchange import ExportError
 from bert.interchange.bundle import ModelBundle
@@ -65,7 +65,7 @@ SAMPLES = (
 """Texts that expose differences between tokenizers."""
 
 
-def export(model: ModelBundle, out: Path, log: Callable[[str], None]) -> None:
+def export(model: ModelBundle, out: Path, log: Log) -> None:
     """Writes ``out`` atomically: config.json, model.safetensors, tokenizer files and a model card.
 
     A model for queries is written to a subfolder, and the modules of both become the routes of a Router. The folder is

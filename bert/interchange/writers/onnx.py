@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bert.errors import UserError, first_line
+from bert.errors import Log, UserError, first_line
 from bert.files import atomic_directory, write_atomic
 from bert.interchange import ExportError
 from bert.interchange.bundle import ModelBundle
@@ -49,9 +49,7 @@ CALL = "dict(zip([output.name for output in session.get_outputs()], session.run(
 """Python expression for the graph's outputs by name."""
 
 
-def export(
-    model: ModelBundle, out: Path, log: Callable[[str], None], *, accept: Callable[[Path, Path], str] | None = None
-) -> None:
+def export(model: ModelBundle, out: Path, log: Log, *, accept: Callable[[Path, Path], str] | None = None) -> None:
     """Writes ``out`` atomically: the graph, config.json, tokenizer files, signature.json and README.md.
 
     A sentence encoder also has the files of sentence-transformers, which text-embeddings-inference requires.
@@ -100,7 +98,7 @@ def check_exportable(model: ModelBundle) -> None:
             raise UserError(f"{model.source} has model.{key} {value}, which the ONNX graph lacks: use format stablehlo")
 
 
-def write_graph(model: ModelBundle, folder: Path, log: Callable[[str], None], *, quantize: bool) -> None:
+def write_graph(model: ModelBundle, folder: Path, log: Log, *, quantize: bool) -> None:
     """Writes only the graph for ONNX Runtime into a folder, after its outputs were compared.
 
     Args:
@@ -117,9 +115,7 @@ def write_graph(model: ModelBundle, folder: Path, log: Callable[[str], None], *,
         write_int8(Path(floats, GRAPH), folder / GRAPH)
 
 
-def _write_verified(
-    model: ModelBundle, file: Path, ports: Signature, log: Callable[[str], None], fused: bool = False
-) -> None:
+def _write_verified(model: ModelBundle, file: Path, ports: Signature, log: Log, fused: bool = False) -> None:
     """Writes the float graph and compares its outputs in ONNX Runtime. Raises ExportError."""
     import onnx
 

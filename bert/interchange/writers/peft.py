@@ -6,7 +6,7 @@ import dataclasses
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from flax import traverse_util
 
-from bert.errors import UserError
+from bert.errors import Log, UserError
 from bert.files import atomic_directory
 from bert.interchange import ExportError
 from bert.interchange.bundle import ModelBundle, task_settings
@@ -57,7 +57,7 @@ class Adapters:
     base: str
 
 
-def export(model: ModelBundle, out: Path, log: Callable[[str], None], adapters: Adapters) -> None:
+def export(model: ModelBundle, out: Path, log: Log, adapters: Adapters) -> None:
     """Writes ``out`` atomically: adapter_config.json, adapter_model.safetensors, tokenizer files and a README.
 
     Raises:

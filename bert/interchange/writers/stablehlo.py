@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import export as jax_export
 from safetensors.numpy import load_file
 
-from bert.errors import UserError
+from bert.errors import Log, UserError
 from bert.files import atomic_directory
 from bert.interchange.bundle import ModelBundle
 from bert.interchange.tensor_files import write_tensors
@@ -45,7 +45,7 @@ GRAPH, WEIGHTS = "model.jaxexport", "model.safetensors"
 def export(
     model: ModelBundle,
     out: Path,
-    log: Callable[[str], None],
+    log: Log,
     *,
     length: int | None = None,
     dynamic_length: bool = False,

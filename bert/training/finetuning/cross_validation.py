@@ -15,7 +15,7 @@ import numpy as np
 from bert.config import ColumnsConfig, FinetuneConfig, TaskDataConfig, recipe_folder
 from bert.config.run_file import load_run_config
 from bert.config.yaml_io import load_config
-from bert.errors import UserError, quoted, require
+from bert.errors import Log, UserError, quoted, require
 from bert.inference.evaluation import DoubtfulLabel, Evaluation, evaluation_of, labelled_data
 from bert.inference.load import load
 from bert.inference.pretrained import Pretrained
@@ -23,7 +23,6 @@ from bert.metrics.confident_learning import find_doubtful_labels
 from bert.tasks.labelled import Labelled, read_with_new_labels
 from bert.tasks.sequence_classification.classification import ClassificationPredictions
 from bert.training.finetuning.setup import NEVER
-from bert.training.initialization import Log
 from bert.training.launch import prepare_finetuning, start_or_resume
 
 

@@ -10,12 +10,12 @@ import jax
 from bert.config import FinetuneConfig, TaskDataConfig
 from bert.data.batching import FinetuningLoader, LengthGroups, bucket_length, make_batches
 from bert.data.packed_batches import PackedTexts
+from bert.errors import Log
 from bert.runs.folder import TARGET_TOKENIZER, RunFolder
 from bert.tokenizer.vocabulary import save_tokenizer
 from bert.training.finetuning.distillation import save_targets
 from bert.training.finetuning.kinds import has_groups_of_rows, sorts_by_length
 from bert.training.finetuning.setup import Setup
-from bert.training.initialization import Log
 from bert.training.run_length import check_extension, num_flops_ramp_steps, num_train_steps
 
 NUM_GROUPS = 4

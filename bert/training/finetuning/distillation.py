@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 
 from bert.config import FinetuneConfig
 from bert.data.rows import digest_of
-from bert.errors import UserError, require
+from bert.errors import Log, UserError, require
 from bert.files import atomic_write
 from bert.inference.load import load
 from bert.inference.pretrained import Pretrained
@@ -41,7 +41,6 @@ from bert.tasks.teaching import (
     word_numbers,
 )
 from bert.training.finetuning.evaluation import Split
-from bert.training.initialization import Log
 from bert.training.losses import (
     Apply,
     Batch,

@@ -11,12 +11,11 @@ from tokenizers import Tokenizer
 from bert.config import EmbeddingConfig, FinetuneConfig
 from bert.config.options import LEXICAL_POOLING, TOKEN_POOLING, PoolingMode
 from bert.data.late_interaction import expansion_id
-from bert.errors import UserError, WarningText
+from bert.errors import Log, UserError, WarningText
 from bert.interchange.sentence_transformers.late_interaction import STANFORD_PREFIXES, add_prefixes
 from bert.model.late_interaction import COLBERT, MAX_SIM
 from bert.model.pooling import Pooling
 from bert.tasks.embedding import make_interaction, pooling_name
-from bert.training.initialization import Log
 
 POOLING_KEYS = ("normalize", "lowercase", "query_prompt", "document_prompt")
 """Keys of ``embedding`` that have the same name in `Pooling`."""

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from bert.config import Decoding, FinetuneConfig
 from bert.data.encoding import target_boundaries
-from bert.errors import UserError
+from bert.errors import Log, UserError
 from bert.inference.load import architecture_of
 from bert.model.copying import Copying
 from bert.model.decoders import BertForSequenceToSequence, ClassifierWithLanguageModel
@@ -36,7 +36,7 @@ from bert.training.finetuning.embedding_defaults import resolve_pooling
 from bert.training.finetuning.evaluation import Evaluator, SequenceEvaluator, TaskEvaluator
 from bert.training.finetuning.initialization import EncoderDecoderInit, Head, decoder_source
 from bert.training.finetuning.ranking_losses import embed, embedding_loss, make_embedding_loss, reranker_loss
-from bert.training.initialization import Initializable, Log
+from bert.training.initialization import Initializable
 from bert.training.losses import LOSSES, Apply, Batch, Loss, TaskLoss, make_task_loss, with_class_weights
 from bert.training.optimizer import STACKS, ParameterPath
 from bert.training.token_losses import make_classifier_loss, sequence_loss

@@ -12,7 +12,7 @@ from flax import traverse_util
 
 from bert.config import FinetuneConfig, TrainingConfig
 from bert.data.records import SkippedRows
-from bert.errors import UserError
+from bert.errors import Log, UserError
 from bert.inference.pretrained import Pretrained
 from bert.metrics.calibration import calibration
 from bert.model.linear import FrozenWeights
@@ -33,7 +33,6 @@ from bert.training.finetuning.evaluation import Evaluator, Split
 from bert.training.finetuning.initialization import with_projection
 from bert.training.finetuning.kinds import TASK_KINDS, build_task_model, make_apply, make_evaluators
 from bert.training.finetuning.setup import Setup
-from bert.training.initialization import Log
 from bert.training.loop import count_parameters
 from bert.training.means import scores_of_line
 from bert.training.optimizer import ParameterPath, describe_decay, make_frozen_predicate

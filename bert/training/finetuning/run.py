@@ -18,7 +18,7 @@ import optax
 from bert.config import FinetuneConfig
 from bert.config.run_file import load_run_config
 from bert.data.windows import row_shape
-from bert.errors import LOGGER, log_info, require
+from bert.errors import LOGGER, Log, log_info, require
 from bert.model.linear import NOTHING_FROZEN, FrozenWeights
 from bert.model.parameters import Params
 from bert.parallel import multihost
@@ -46,7 +46,7 @@ from bert.training.finetuning.results import (
 )
 from bert.training.finetuning.setup import Setup, resolve_setup
 from bert.training.flops import finetuning_flops_per_token, shapes_of
-from bert.training.initialization import Log, initialize_state
+from bert.training.initialization import initialize_state
 from bert.training.loop import TrainLoop, TrainStep
 from bert.training.means import EarlyStopping, ParameterAverage, read_eval_metrics
 from bert.training.optimizer import learning_rate_schedule, make_optimizer

@@ -15,7 +15,7 @@ from bert.config.model import PairTruncation
 from bert.data.corpus.vocabulary import first_texts, measure_losses, report_size, warn_of_losses
 from bert.data.rows import Rows
 from bert.data.windows import row_shape
-from bert.errors import LOGGER, UserError, require
+from bert.errors import LOGGER, Log, UserError, require
 from bert.inference.load import load_for_training
 from bert.model.layers import LayerExecution
 from bert.model.parameters import Params
@@ -35,7 +35,7 @@ from bert.training.finetuning.distillation import teach
 from bert.training.finetuning.evaluation import Split
 from bert.training.finetuning.initialization import Head, with_projection
 from bert.training.finetuning.kinds import TASK_KINDS, build_model_and_loss, has_groups_of_rows
-from bert.training.initialization import Log, model_config_from_source, with_fewer_layers, with_vocab_size
+from bert.training.initialization import model_config_from_source, with_fewer_layers, with_vocab_size
 from bert.training.length_groups import over_groups
 from bert.training.losses import Apply, Loss
 from bert.training.optimizer import ParameterPath, make_frozen_predicate

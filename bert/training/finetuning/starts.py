@@ -14,13 +14,13 @@ import numpy as np
 from bert.config import FinetuneConfig
 from bert.config.validation import check_unused
 from bert.data.windows import row_shape
-from bert.errors import UserError, require
+from bert.errors import Log, UserError, require
 from bert.runs.folder import RunFolder
 from bert.runtime.interrupts import InterruptHandler
 from bert.training.finetuning.data import make_loader
 from bert.training.finetuning.kinds import TASK_KINDS, make_evaluators
 from bert.training.finetuning.setup import resolve_setup
-from bert.training.initialization import Log, load_pretrained_params
+from bert.training.initialization import load_pretrained_params
 from bert.training.optimizer import make_optimizer
 from bert.training.run_length import num_train_steps
 from bert.training.step import TrainState, make_grad_fn, make_update_fn

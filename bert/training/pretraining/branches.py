@@ -14,13 +14,12 @@ from bert.config import PretrainConfig
 from bert.config.pretraining import Phase, phase_configs, resolve_phases
 from bert.config.run_file import load_run_config
 from bert.data.pretraining.build import Progress, examples_name
-from bert.errors import UserError, require
+from bert.errors import Log, UserError, require
 from bert.files import read_json, write_atomic
 from bert.inference.load import fetch_model
 from bert.parallel.multihost import broadcast_from_main
 from bert.runs.checkpoint import Checkpointer, Checkpoints
 from bert.runs.folder import BRANCH_FILE, STREAM_FILE, RunFolder, config_class_of_run
-from bert.training.initialization import Log
 
 
 class BranchStart(NamedTuple):

@@ -13,7 +13,7 @@ from typing import Any
 
 from bert.config import FinetuneConfig, PretrainConfig
 from bert.config.run_file import load_run_config
-from bert.errors import LOGGER, UserError, require
+from bert.errors import LOGGER, Log, UserError, require
 from bert.files import exclusive_lock, is_locked
 from bert.parallel import multihost
 from bert.runs.checkpoint_directory import CheckpointDirectory, has_params_only, verify_manifest
@@ -30,7 +30,6 @@ from bert.runs.metrics_log import (
 )
 from bert.runs.plots import plot_curves
 from bert.training.finetuning.starts import PRETRAINED
-from bert.training.initialization import Log
 from bert.training.pretraining.results import best_checkpoint, final_subject
 from bert.training.pretraining.transfer import (
     check_recipe,

@@ -36,7 +36,7 @@ from bert.data.pretraining.loader import (
 )
 from bert.data.pretraining.masking import Predictions
 from bert.data.pretraining.row_stream import RowReader, Start, StreamedRows, StreamLoader, StreamSpec, buffer_chunks
-from bert.errors import LOGGER, UserError, require
+from bert.errors import LOGGER, Log, UserError, require
 from bert.files import load_json, write_atomic
 from bert.parallel import multihost
 from bert.parallel.multihost import broadcast_from_main, gather_rows, is_multihost
@@ -45,7 +45,7 @@ from bert.runs.report import progress_lines
 from bert.tokenizer.byte_level import token_byte_counts
 from bert.tokenizer.library import special_ids, vocabulary_kind
 from bert.tokenizer.vocabulary import embedding_rows, load_tokenizer, require_embedding_rows, save_tokenizer
-from bert.training.initialization import Log, with_vocab_size
+from bert.training.initialization import with_vocab_size
 from bert.training.pretraining.branches import BEGINNING, BranchStart, branch_start, rows_read
 from bert.training.pretraining.setup import Setup, has_begun
 from bert.training.run_length import check_extension, num_train_steps

@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 from bert.config import DistillationConfig, ModelConfig, PretrainConfig
 from bert.config.pretraining import phase_configs
 from bert.data.pretraining.input_formats import INPUT_FORMATS
-from bert.errors import UserError
+from bert.errors import Log, UserError
 from bert.inference.load import load_for_training
 from bert.model.array_types import Array
 from bert.model.dropout import Dropout
@@ -32,7 +32,6 @@ from bert.model.names import ENCODER_DECODER, PROJECTIONS
 from bert.model.parameters import Params, params_checksum
 from bert.model.pretraining import BertForMaskedLM
 from bert.tokenizer.vocabulary import embedding_rows, tokenizer_fingerprint
-from bert.training.initialization import Log
 from bert.training.losses import Batch, Loss, WeightedSums, apply_to_batch, pretraining_losses, softened_divergence
 
 HiddenStates = dict[int, Array]

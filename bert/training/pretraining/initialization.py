@@ -10,10 +10,11 @@ from flax import traverse_util
 
 from bert.config import ModelConfig
 from bert.data.pretraining.dataset import PretrainingDataset, open_rows
+from bert.errors import Log
 from bert.metrics import unigram_log_probabilities
 from bert.model.names import PROJECTIONS
 from bert.model.parameters import Params
-from bert.training.initialization import Log, taken_layers
+from bert.training.initialization import taken_layers
 from bert.training.pretraining.cooccurrence import cooccurrence_embeddings
 from bert.training.pretraining.distillation import Teacher
 

@@ -17,7 +17,7 @@ from bert import metrics
 from bert.config import PretrainConfig
 from bert.config.run_file import load_run_config
 from bert.data.pretraining.input_formats import INPUT_FORMATS
-from bert.errors import UserError, log_info
+from bert.errors import Log, UserError, log_info
 from bert.inference.pretrained import Pretrained
 from bert.model.names import PROJECTIONS, pretraining_architecture
 from bert.parallel.backends import Parallelism
@@ -26,7 +26,6 @@ from bert.runs.checkpoint_directory import CheckpointDirectory, verify_manifest
 from bert.runs.folder import RunFolder, read_budget
 from bert.runs.plots import Bars, Subject, plot_curves
 from bert.runs.report import log_table
-from bert.training.initialization import Log
 from bert.training.loop import count_parameters
 from bert.training.means import read_eval_metrics, scores_of_line
 from bert.training.optimizer import describe_decay

@@ -11,7 +11,7 @@ from typing import Any
 
 from bert.config import ModelConfig, PretrainConfig
 from bert.config.pretraining import Phase
-from bert.errors import UserError, log_info, require
+from bert.errors import Log, UserError, log_info, require
 from bert.model.names import PROJECTIONS
 from bert.model.parameters import Params
 from bert.parallel import multihost
@@ -25,7 +25,7 @@ from bert.runtime.interrupts import Interrupted, InterruptHandler
 from bert.runtime.process import release_free_memory
 from bert.tokenizer.library import special_ids
 from bert.training.flops import flops_per_token, shapes_of
-from bert.training.initialization import Initializable, Log, initialize_state
+from bert.training.initialization import Initializable, initialize_state
 from bert.training.loop import TrainLoop, TrainStep
 from bert.training.optimizer import learning_rate_schedule, make_optimizer
 from bert.training.pretraining.branches import find_branch_source, restore_branched

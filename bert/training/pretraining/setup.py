@@ -11,7 +11,7 @@ from bert.config import DataConfig, PretrainConfig
 from bert.config.phases import OVERRIDES, PhaseConfig
 from bert.config.pretraining import phase_configs
 from bert.config.run_file import load_run_config
-from bert.errors import UserError
+from bert.errors import Log, UserError
 from bert.inference.load import load_for_training
 from bert.inference.pretrained import Pretrained
 from bert.model.layers import LayerExecution
@@ -21,7 +21,7 @@ from bert.runs.checkpoint_directory import CheckpointDirectory
 from bert.runs.folder import RunFolder
 from bert.tokenizer.extension import decompose_new_tokens
 from bert.tokenizer.vocabulary import embedding_rows, load_tokenizer
-from bert.training.initialization import Log, model_config_from_source
+from bert.training.initialization import model_config_from_source
 from bert.training.pretraining.branches import find_branch_source
 from bert.training.pretraining.distillation import Teacher, check_student, load_teacher
 from bert.training.pretraining.initialization import extend_embeddings

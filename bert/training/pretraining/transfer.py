@@ -15,7 +15,7 @@ from bert.config import FinetuneConfig, PretrainConfig, recipe_folder, recipe_na
 from bert.config.data import DOCSTRINGS_PREFIX
 from bert.config.sources import with_micro_batches
 from bert.config.yaml_io import load_config
-from bert.errors import UserError, require
+from bert.errors import Log, UserError, require
 from bert.files import atomic_write, load_json
 from bert.parallel import multihost
 from bert.runs.folder import TRANSFER, RunFolder
@@ -26,7 +26,6 @@ from bert.tasks.docstring_tasks import DOCSTRING_TASKS, write_docstring_task
 from bert.tasks.sequence_classification import lexical_baseline
 from bert.tasks.splits import read_splits, require_dev
 from bert.training.finetuning.starts import PRETRAINED, RANDOM, StartComparison, require_supported
-from bert.training.initialization import Log
 
 BAG_OF_WORDS = "bag_of_words"
 
