@@ -261,7 +261,7 @@ def commands_of(guide: str, *words: str) -> list[list[str]]:
     return [shlex.split(line)[2:] for line in text.splitlines() if all(word in line for word in words)]
 
 
-SMALL_RUN = [
+FORTY_STEPS = [
     *SMALL_MODEL, *SHORT, "--phases=null", "--training.dtype=float32", "--training.micro_batch_size=null",
     "--data.num_workers=1", "--data.sequence_length=16", "--data.max_predictions_per_sequence=3",
     "--optimizer.warmup_steps=2", "--transfer=null", "--mlm_bias_init=zeros", "--embedding_init=random",
@@ -275,7 +275,7 @@ def test_forty_steps_in_languages_without_spaces(language: str, tmp_path: Path) 
     file.write_text("\n\n".join(training_texts(language)), encoding="utf-8")
     [arguments] = commands_of("languages.md", "bert pretrain", f"runs/{language}")
     arguments += [f"--data.train={file}", f"--data.eval={file}", f"--output_dir={run}", "--tokenizer.vocab_size=900"]
-    assert pretrain([*arguments, *SMALL_RUN]) == 0
+    assert pretrain([*arguments, *FORTY_STEPS]) == 0
     assert_learned(language, run, results_of(run)["eval"]["loss"])
     tokens = bert.load(run).tokenizer.encode(PARAGRAPHS[language]).tokens
     assert "[UNK]" not in tokens
@@ -292,7 +292,7 @@ def test_forty_steps_of_fineweb(tmp_path: Path) -> None:
         pq.write_table(pa.Table.from_pylist(rows), tmp_path / f"{language}.parquet")
     files = "[" + ", ".join(str(tmp_path / f"{language}.parquet") for language in texts) + "]"
     arguments += [f"--data.train={files}", f"--data.eval={files}", f"--output_dir={run}", "--tokenizer.vocab_size=400"]
-    assert pretrain([*arguments, *SMALL_RUN, "--data.stream_readers=1"]) == 0
+    assert pretrain([*arguments, *FORTY_STEPS, "--data.stream_readers=1"]) == 0
     assert_learned("fineweb", run, results_of(run)["eval"]["loss"])
 
 
