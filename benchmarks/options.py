@@ -100,8 +100,6 @@ STABILITY: dict[str, Settings] = {
     "skip_spikes": {"optimizer": {"spike_deviations": 6.0, "skip_spikes": True}},
     "no_embedding_norm": {"model": {"embedding_norm": False}},
     "scaled_embeddings": {"model": {"scale_embeddings": True}},
-    "untied": {"model": {"tie_word_embeddings": False}},
-    "narrow_embeddings": {"model": {"embedding_size": 64}},
 }
 """Overrides of `rotary` against instability, and of its embeddings.
 
@@ -120,6 +118,7 @@ CANDIDATES = {
         for name, option in STABILITY.items()
         for rate in RATES
     },
+    "rotary_narrow_embeddings": merged(MODERN["rotary"], {"model": {"embedding_size": 64}}),
     "rotary_decay": merged(MODERN["rotary"], {"optimizer": {"schedule": "warmup_stable_decay"}}),
     "hours": HOURS,
     "full_rows": FULL_ROWS,
