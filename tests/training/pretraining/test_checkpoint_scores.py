@@ -6,6 +6,9 @@ import dataclasses
 import json
 import shutil
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -142,6 +145,30 @@ def test_following_gives_the_same_lines_also_if_it_is_interrupted(plain, scored,
     assert follow(run, configs, print) == expected  # nothing is measured again
     best = max(expected, key=lambda line: line["mean"])["step"]
     assert json.loads((run / "results.json").read_text())["best_step"] == best
+
+
+@pytest.mark.slow
+def test_a_process_that_trains_is_followed(plain, scored, recipes, corpus, tmp_path) -> None:
+    """Another process trains. It ends with the weights of a run that nobody follows."""
+    run, waits = tmp_path / "run", []
+    configs = {str(recipes[1]): transfer_config(bert.Run(scored).config, str(recipes[1]))}
+
+    def wait() -> None:
+        waits.append(CheckpointDirectory(run / "checkpoints").steps())
+        time.sleep(0.02)
+
+    command = [sys.executable, "-m", "bert", "pretrain", *options(corpus, run, [])]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as trains:
+        while not (run / "config.yaml").is_file():
+            assert trains.poll() is None, trains.stderr.read()
+            time.sleep(0.02)
+        lines = follow(run, configs, print, wait)
+        assert trains.wait(60) == 0, trains.stderr.read()
+    assert waits[0] == []  # it was followed before it saved anything
+    assert lines == [line for line in read_transfer_scores(scored) if line["task"] == "fast"]
+    assert json.loads((run / "results.json").read_text())["best_step"] == best_transfer_step(run)
+    one, other = (flatten_dict(bert.load(path, step=6).params) for path in (plain, run))
+    assert one.keys() == other.keys() and all(np.array_equal(array, other[path]) for path, array in one.items())
 
 
 @pytest.mark.medium
