@@ -206,7 +206,7 @@ def plain_ids(tokenizer: Tokenizer, texts: Sequence[str], literal: bool = False)
     return [np.array(encoding.ids, np.int32) for encoding in encode_batch(tokenizer, texts, add_special_tokens=False)]
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=16)
 def _truncating_tokenizer(tokenizer: Tokenizer, max_length: int, tokens: int) -> Tokenizer:
     """Returns a copy that truncates and does not pad.
 

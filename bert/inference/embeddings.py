@@ -7,20 +7,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import numpy as np
 
 from bert.config.model import LongTextMode
-from bert.data.encoding import row_template
+from bert.data.encoding import row_template, tokenize
 from bert.data.inputs import Text, as_list, as_text_or_pair
 from bert.data.late_interaction import ScoredRows, tokenize_scored
-from bert.data.long_texts import LongTexts, encode_texts, with_long_texts
+from bert.data.long_texts import UNCUT, LongTexts, encode_texts, with_long_texts
 from bert.errors import UserError
 from bert.inference.forward import EncodeOutput
 from bert.interchange.task_adapters import TASK_OF_PROMPT, find_task
 from bert.model.late_interaction import Role
-from bert.model.pooling import Pooling
 
 
 def encode(model: Any, texts: str | Sequence[Text], batch_size: int = 32) -> EncodeOutput:
@@ -32,7 +31,7 @@ def encode(model: Any, texts: str | Sequence[Text], batch_size: int = 32) -> Enc
     Raises:
         UserError: an input is not a text or a pair of texts, or ``batch_size`` is below 1.
     """
-    rows, pooling = _texts_to_pool(model, texts)
+    rows, pooling = _texts_to_pool(model, texts), model.pooling_or_default
     if pooling.has_token_vectors:
         return model._forward.encode_all(_rows_of_texts(model, rows), pooling, batch_size)
     return model._forward.encode_all(model._features(rows, pooling.max_length), pooling, batch_size)
@@ -76,23 +75,16 @@ def embed(
         raise UserError(f"prompt is {prompt!r}: pass {' or '.join(get_args(Role))}, or None for none")
     if task is not None and prompt is not None:
         raise UserError(f"prompt is {prompt!r}, but the task {task} has its own prompt: remove one of them")
-    if task is None and (task_of_prompt := TASK_OF_PROMPT.get(prompt or "")) in model.task_adapters:
-        task = task_of_prompt
-    if task is not None:
+    if (task := _task_of(model, prompt, task)) is not None:
         return model.for_task(task).embed(texts, batch_size, long_texts=long_texts)
     if (of_role := model.for_role(prompt)) is not model:
         return of_role.embed(texts, batch_size, prompt, long_texts=long_texts)
-    texts, pooling, skipped = as_list(texts), model.pooling_or_default, None
-    if start := getattr(pooling, f"{prompt or 'default'}_prompt"):
-        if not pooling.include_prompt:
-            # Like sentence-transformers, count the tokens of the prompt without the special token at its end.
-            [prefix], _ = _texts_to_pool(model, [start])
-            prefix_ids = model._features([prefix], pooling.max_length).ids
-            count = len(prefix_ids) - bool(row_template(model.tokenizer, pair=False).suffix)
-            skipped = np.full(len(texts), count)
-        read = [as_text_or_pair(text, index) for index, text in enumerate(texts, 1)]
-        texts = [start + text if isinstance(text, str) else (start + text[0], text[1]) for text in read]
-    rows, pooling = _texts_to_pool(model, texts)
+    pooling, skipped, start = model.pooling_or_default, None, _prompt_of(model, prompt)
+    rows = _texts_to_pool(model, texts, start)
+    if start and not pooling.include_prompt:
+        # Like sentence-transformers, count the tokens of the prompt without the special token at its end.
+        prefix_ids = model._features(_texts_to_pool(model, [start]), pooling.max_length).ids
+        skipped = np.full(len(rows), len(prefix_ids) - bool(row_template(model.tokenizer, pair=False).suffix))
     data = with_long_texts(model.data, long_texts)
     if pooling.has_token_vectors:
         _require_whole_texts(model, data.long_texts)
@@ -131,11 +123,37 @@ def for_task(model: Any, task: str) -> Any:
     return adapted
 
 
+def lengths_to_embed(
+    model: Any, texts: Sequence[Text], prompt: Role | None = None, task: str | None = None
+) -> tuple[np.ndarray, int]:
+    """Returns the numbers of tokens of texts, with the prompt and special tokens, and the number that `embed` reads."""
+    if (task := _task_of(model, prompt, task)) is not None:
+        start = model.task_adapters[find_task(model.task_adapters, task, model.source)].prompt
+    else:
+        model = model.for_role(prompt)
+        start = _prompt_of(model, prompt)
+    return tokenize(model.tokenizer, _texts_to_pool(model, texts, start), UNCUT).lengths, _longest_text(model, prompt)
+
+
+def _task_of(model: Any, prompt: Role | None, task: str | None) -> str | None:
+    """Returns the task, or the one for texts with the prompt if the model has an adapter for it."""
+    of_prompt = TASK_OF_PROMPT.get(prompt or "")
+    return of_prompt if task is None and of_prompt in model.task_adapters else task
+
+
+def _prompt_of(model: Any, role: Role | None) -> str:
+    return cast(str, getattr(model.pooling_or_default, f"{role or 'default'}_prompt"))
+
+
+def _longest_text(model: Any, role: Role | None) -> int:
+    return cast(int, model.pooling_or_default.interaction.max_length(role) or model.longest_text)
+
+
 def _rows_of_texts(model: Any, texts: Sequence[Text], role: Role | None = None) -> ScoredRows:
     """Encodes texts as a model (`bert.Pretrained`) reads queries, documents, or texts without a role."""
-    interaction = model.pooling_or_default.interaction
-    max_length = interaction.max_length(role) or model.longest_text
-    return tokenize_scored(model.tokenizer, texts, max_length, interaction, role)
+    return tokenize_scored(
+        model.tokenizer, texts, _longest_text(model, role), model.pooling_or_default.interaction, role
+    )
 
 
 def _require_whole_texts(model: Any, long_texts: str) -> None:
@@ -147,10 +165,11 @@ def _require_whole_texts(model: Any, long_texts: str) -> None:
         )
 
 
-def _texts_to_pool(model: Any, inputs: str | Sequence[Text]) -> tuple[list[Text], Pooling]:
-    """Returns the texts as the model of embeddings reads them, and its pooling."""
+def _texts_to_pool(model: Any, inputs: str | Sequence[Text], prompt: str = "") -> list[Text]:
+    """Returns the texts as the model of embeddings reads them, each after the prompt."""
     texts = [as_text_or_pair(text, index) for index, text in enumerate(as_list(inputs), 1)]
-    pooling = model.pooling_or_default
-    if pooling.lowercase:
+    if prompt:
+        texts = [prompt + text if isinstance(text, str) else (prompt + text[0], text[1]) for text in texts]
+    if model.pooling_or_default.lowercase:
         texts = [text.lower() if isinstance(text, str) else (text[0].lower(), text[1].lower()) for text in texts]
-    return texts, pooling
+    return texts

@@ -24,11 +24,14 @@ from fastapi.responses import JSONResponse
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, Field
-from tokenizers import Tokenizer
 
 import bert
 from bert.config.model import WINDOW_MODES
+from bert.data.encoding import tokenize
+from bert.data.inputs import as_text_or_pair
+from bert.data.long_texts import UNCUT
 from bert.errors import UserError, first_line
+from bert.inference.embeddings import lengths_to_embed
 from bert.inference.pretrained import Pretrained
 from bert.interchange.task_adapters import find_task
 from bert.model.late_interaction import Role
@@ -92,31 +95,22 @@ class Predict(TEIRequest):
     raw_scores: Literal[False] = False
 
 
+Lengths = Callable[[Sequence[Any]], tuple[np.ndarray, int]]
+"""Maps inputs to the numbers of tokens of their texts, and the maximum number that the model reads of a text."""
+
+
 @dataclass(frozen=True)
 class Served:
-    """A model with its queue.
-
-    Attributes:
-        counter: the model's tokenizer without truncation, to count tokens.
-    """
+    """A model with its queue."""
 
     name: str
     model: Pretrained
     queue: BatchQueue
-    counter: Tokenizer
 
     @property
-    def max_length(self) -> float:
-        """Maximum number of tokens of an input that is not cut; inf if longer ones are read through windows."""
-        model = self.model
-        has_windows = model.data.long_texts in WINDOW_MODES or (model.task is not None and model.task.windows)
-        return math.inf if has_windows else model.row_length
-
-    def count(self, inputs: Sequence[Any]) -> tuple[int, int]:
-        """Returns the number of tokens that the model reads of all inputs, and the length of the longest input."""
-        texts = [each if isinstance(each, str) else " ".join(map(str, each)) for each in inputs]
-        lengths = [len(each.ids) for each in self.counter.encode_batch_fast(texts)]
-        return sum(min(length, self.model.longest_text) for length in lengths), max(lengths)
+    def has_windows(self) -> bool:
+        """Whether longer texts are read through windows."""
+        return self.model.data.long_texts in WINDOW_MODES or (self.model.task is not None and self.model.task.windows)
 
 
 class Metrics:
@@ -164,10 +158,7 @@ def make_app(
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         for name, model in models.items():
-            counter = Tokenizer.from_str(model.tokenizer.to_str())
-            counter.no_truncation()
-            counter.no_padding()
-            served[name] = Served(name, model, BatchQueue(max_queue, metrics.batch_of(name)), counter)
+            served[name] = Served(name, model, BatchQueue(max_queue, metrics.batch_of(name)))
         workers = [asyncio.create_task(each.queue.work()) for each in served.values()]
         yield
         for worker in workers:
@@ -250,7 +241,8 @@ def make_app(
             task = task.without_activation()
         compute = partial(entry.model.answers, task, batch_size=32)
         pairs = [(body.query, text) for text in body.texts]
-        answers, _ = await run(entry, "rerank", compute, pairs, whole=body.truncate is False)
+        key, lengths = ("rerank", body.raw_scores), partial(_lengths_of_inputs, entry.model)
+        answers, _ = await run(entry, key, compute, lengths, pairs, whole=body.truncate is False)
         scores = [task.pair_score(answer, "1") for answer in answers]
         has_logits = activation is None or activation.endswith(".Identity")
         if not body.raw_scores and not task.exclusive_labels and has_logits:
@@ -269,7 +261,9 @@ def make_app(
         if {len(texts) for texts in task.table_columns} == {1, 2} and _are_two_texts(body.inputs):
             raise HTTPException(422, "inputs is a pair, or two texts: pass [[text, text]] or [[text], [text]]")
         is_one, inputs = _as_inputs(body.inputs, task, _reads_pairs(entry.model))
-        answers, _ = await run(entry, "predict", entry.model.predict, inputs, whole=body.truncate is False)
+        task.examples_from_inputs(inputs)  # raises UserError for an invalid input
+        compute, lengths = entry.model.predict, partial(_lengths_of_inputs, entry.model)
+        answers, _ = await run(entry, "predict", compute, lengths, inputs, whole=body.truncate is False)
         fields = [_fields(answer, entry.model.labels) for answer in answers]
         return fields[0] if is_one else fields
 
@@ -280,6 +274,7 @@ async def _run(
     entry: Served,
     key: Any,
     compute: Callable[[Sequence[Any]], Any],
+    lengths: Lengths,
     inputs: list[Any],
     timeout: float,
     whole: bool = False,
@@ -293,10 +288,11 @@ async def _run(
         return [], 0
     if len(inputs) > MAX_TEXTS:
         raise HTTPException(422, f"the request has {len(inputs):,} inputs: pass at most {MAX_TEXTS:,}")
-    tokens, longest = await asyncio.to_thread(entry.count, inputs)
-    if whole and longest > entry.max_length:
-        limit = f"{entry.name} reads {entry.max_length:,}"
-        raise HTTPException(413, f"truncate is false and a text has {longest:,} tokens, but {limit}: shorten it")
+    counts, limit = await asyncio.to_thread(lengths, inputs)
+    tokens, longest = int(np.minimum(counts, limit).sum()), int(counts.max())
+    if whole and longest > limit and not entry.has_windows:
+        reads = f"{entry.name} reads {limit:,}"
+        raise HTTPException(413, f"truncate is false and a text has {longest:,} tokens, but {reads}: shorten it")
     if tokens > MAX_TOKENS:
         raise HTTPException(422, f"the request has {tokens:,} tokens: pass at most {MAX_TOKENS:,}")
     try:
@@ -307,11 +303,38 @@ async def _run(
         raise HTTPException(503, f"no result within {timeout:g} seconds: try again later", LATER) from None
 
 
-def _embedding(model: Pretrained, prompt: Role | None, task: str | None) -> tuple[Any, Callable[[Sequence[Any]], Any]]:
-    """Returns the key and the function of a batch of embeddings. Raises UserError for a task that the model lacks."""
+def _embedding(
+    model: Pretrained, prompt: Role | None, task: str | None
+) -> tuple[Any, Callable[[Sequence[Any]], Any], Lengths]:
+    """Returns the key, the function and the lengths of a batch of embeddings.
+
+    Raises:
+        UserError: the model has no adapter for the task.
+    """
     if task is not None:
         task = find_task(model.task_adapters, task, model.source)
-    return ("embed", prompt, task), partial(model.embed, prompt=prompt, task=task)
+    options: dict[str, Any] = {"prompt": prompt, "task": task}
+    return ("embed", prompt, task), partial(model.embed, **options), partial(lengths_to_embed, model, **options)
+
+
+def _lengths_of_inputs(model: Pretrained, inputs: Sequence[Any]) -> tuple[np.ndarray, int]:
+    """Returns the `Lengths` of valid inputs of the model's task."""
+    rows = _words if model.architecture == "BertForTokenClassification" else _rows
+    texts = [as_text_or_pair(text, number) for number, given in enumerate(inputs, 1) for text in rows(given)]
+    return tokenize(model.tokenizer, texts, UNCUT).lengths, min(model.row_length, model.data.max_length)
+
+
+def _words(given: str | Sequence[str]) -> list[str]:
+    return [given if isinstance(given, str) else " ".join(given)]
+
+
+def _rows(given: Any) -> list[Any]:
+    """Returns the text, the pair of texts, or the pairs of a question and each of its choices."""
+    if isinstance(given, str):
+        return [given]
+    first, *others = given
+    choices = others[0] if others and not isinstance(others[0], str) else others
+    return [(first, choice) for choice in choices]
 
 
 def _check_dimensions(model: Pretrained, dimensions: int | None) -> None:

@@ -17,6 +17,7 @@ import pytest
 import bert
 from bert.model.encoder import Bert
 from bert.model.heads import HEADS, BertForMultipleChoice, BertForSequenceClassification
+from bert.model.late_interaction import LateInteraction
 from bert.model.pooling import Pooling, find_activation
 from bert.tasks.registry import published_task
 from bert.tasks.reranker import RerankerTask
@@ -29,6 +30,7 @@ pytest.importorskip("httpx", reason="needs httpx")
 from fastapi.testclient import TestClient
 
 from bert.serving import app as serving
+from bert.serving import batching
 
 WORDS = ["ba", "ko ri", "tu lo"]
 
@@ -41,7 +43,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bert.Pretraine
     found = {"encoder": dataclasses.replace(encoder, params={"bert": encoder.params}, pooling=pooling)}
     reranker = model_of(folder, BertForMultipleChoice(CONFIG), RerankerTask(), labels=("LABEL_0",))
     found["reranker"] = dataclasses.replace(reranker, architecture="BertForSequenceClassification")
-    for kind in ("classification", "pairs", "squad", "tagging"):
+    for kind in ("classification", "pairs", "squad", "tagging", "choices"):
         found[kind] = model_of(folder, HEADS[TASKS[kind].kind](CONFIG, TASKS[kind].num_labels), TASKS[kind])
     return found
 
@@ -135,6 +137,51 @@ def test_the_raw_score_has_no_activation(name: str | None, tmp_path: Path) -> No
 
 
 @pytest.mark.medium
+def test_requests_for_both_kinds_of_scores_arrive_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are computed in separate batches."""
+    monkeypatch.setattr(batching, "WAIT_SECONDS", 0.5)
+    activation = "torch.nn.Sigmoid"
+    task = published_task(
+        "sequence_classification", "x", ("relevance",), None, score_activation=find_activation(activation)
+    )
+    model = model_of(tmp_path, BertForSequenceClassification(CONFIG, 1), task, labels=("relevance",))
+    model = dataclasses.replace(model, score_activation=activation)
+    with TestClient(serving.make_app({"model": model})) as client, ThreadPoolExecutor(2) as threads:
+        bodies = [{"query": "ba", "texts": ["ko"], "raw_scores": raw} for raw in (True, False)]
+        raw, scaled = (
+            reply.json()[0]["score"] for reply in threads.map(lambda body: client.post("/rerank", json=body), bodies)
+        )
+    assert scaled == pytest.approx(1 / (1 + np.exp(-raw)), abs=1e-6)
+
+
+@pytest.mark.medium
+def test_a_text_that_would_be_cut_is_an_error_if_truncate_is_false(models: dict[str, bert.Pretrained]) -> None:
+    """Of a text, a text with a prompt, a pair and a question with choices, by what the model reads."""
+    late = dataclasses.replace(
+        models["encoder"], pooling=Pooling("tokens", interaction=LateInteraction(query_length=8), similarity="maxsim")
+    )
+    shorter = dataclasses.replace(models["classification"].data, max_length=6)
+    given = {**models, "late": late, "shorter": models["classification"].replace(data=shorter)}
+    longest = CONFIG.max_position_embeddings
+    requests = [
+        ("/embed", longest - 2, lambda text: {"model": "encoder", "inputs": text}),
+        ("/embed", longest - 4, lambda text: {"model": "encoder", "inputs": text, "prompt_name": "query"}),
+        ("/embed", longest - 2, lambda text: {"model": "late", "inputs": text}),
+        ("/embed", 6, lambda text: {"model": "late", "inputs": text, "prompt_name": "query"}),
+        ("/rerank", longest - 4, lambda text: {"model": "reranker", "query": "a", "texts": [text]}),
+        ("/predict", longest - 4, lambda text: {"model": "pairs", "inputs": [["a", text]]}),
+        ("/predict", longest - 4, lambda text: {"model": "choices", "inputs": [["a", "b", text]]}),
+        ("/predict", longest - 2, lambda text: {"model": "classification", "inputs": text}),
+        ("/predict", 4, lambda text: {"model": "shorter", "inputs": text}),
+    ]
+    with TestClient(serving.make_app(given)) as client:
+        for path, count, body in requests:
+            for words, status in ((count, 200), (count + 1, 413)):
+                reply = client.post(path, json={**body("a " * words), "truncate": False})
+                assert reply.status_code == status, (path, body(""), words, reply.text)
+
+
+@pytest.mark.medium
 def test_predict(client: TestClient, models: dict[str, bert.Pretrained]) -> None:
     def post(model: str, inputs: Any) -> Any:
         return client.post("/predict", json={"model": model, "inputs": inputs}).json()
@@ -175,6 +222,10 @@ def test_errors_are_one_sentence(client: TestClient) -> None:
         ("/rerank", {"query": "a", "texts": ["b"]}, 422, "encoder without scores"),
         ("/predict", {"inputs": "a"}, 422, "not fine-tuned"),
         ("/predict", {"inputs": 3, "model": "classification"}, 422, "inputs"),
+        *[
+            ("/predict", {"inputs": inputs, "model": "classification"}, 422, "classification takes")
+            for inputs in ([5], [None], ["ba", None], [["ba", 5]])
+        ],
         ("/predict", {"inputs": {"other": "a"}, "model": "classification"}, 422, "text"),
     ]:
         found, message = error(path, body)
