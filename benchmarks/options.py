@@ -107,10 +107,11 @@ STABILITY: dict[str, Settings] = {
 """
 RATES = ("2e-3", "8e-3", "3e-2")
 FALLING_MASKS: Settings = {
-    "phases": [*({"share": 0.25, "masked_lm_prob": share} for share in (0.3, 0.25, 0.2)), HOURS["phases"][-1]]
+    "phases": [*({"share": 0.25, "masked_lm_prob": share} for share in (0.3, 0.25, 0.2)), BERT["phases"][-1]]
 }
-DEEP: Settings = {"model": {"hidden_size": 96, "num_hidden_layers": 8, "intermediate_size": 384}}
-"""Twice as many layers as `hours`, three quarters as wide: an eighth more parameters in the layers."""
+"""A masking rate that falls from 30% to 15%, as in the recipe `falling_masks`."""
+DEEP: Settings = {"model": {"hidden_size": 96, "num_hidden_layers": 4, "intermediate_size": 384}}
+"""Twice as many layers as `bert`, three quarters as wide: an eighth more parameters in the layers."""
 FULL_ROWS = merged(HOURS, {"data": SHORT_ROWS, "training": {"batch_size": 128}})
 REPLACED = {"training": {"objective": "rtd"}, "electra": {"generator_hidden_size": 0.5}}
 CANDIDATES = {
@@ -123,13 +124,14 @@ CANDIDATES = {
         for name, option in STABILITY.items()
         for rate in RATES
     },
+    "rotary_falling_masks": merged(MODERN["rotary"], FALLING_MASKS),
+    "rotary_deep": merged(MODERN["rotary"], DEEP),
+    "rotary_untied": merged(MODERN["rotary"], {"model": {"tie_word_embeddings": False}}),
     "rotary_narrow_embeddings": merged(MODERN["rotary"], {"model": {"embedding_size": 64}}),
     "rotary_decay": merged(MODERN["rotary"], {"optimizer": {"schedule": "warmup_stable_decay"}}),
     "hours": HOURS,
     "full_rows": FULL_ROWS,
     "replaced": merged(FULL_ROWS, REPLACED),
-    "hours_falling_masks": merged(HOURS, FALLING_MASKS),
-    "hours_deep": merged(HOURS, DEEP),
     "hours_pre_norm": merged(HOURS, {"model": OPTIONS["pre_norm"]}),
     "hours_narrow_embeddings": merged(HOURS, {"model": {"embedding_size": 64}}),
     "hours_rate_1e-3": merged(HOURS, {"optimizer": {"learning_rate": 1e-3}}),

@@ -71,9 +71,8 @@ def split_path(folder: Path, split: str, data: TaskDataConfig, suffixes: Sequenc
             if not folder.exists():
                 raise UserError(f"{folder} does not exist: {fix}")
             raise UserError(f"{folder} is a file and no folder: {fix}, and data.{split} to the file")
-        wrong = (
-            f"both {paths[0].name} and {paths[1].name}" if paths else f"no {split} with the end {', '.join(suffixes)}"
-        )
+        names = ", ".join(f"{split}{suffix}" for suffix in suffixes)
+        wrong = f"both {paths[0].name} and {paths[1].name}" if paths else f"no {names}"
         similar = "" if paths else _similar_file(folder, split, suffixes)
         raise UserError(f"{folder} has {wrong}: set data.{split} to the file of {split}{similar}")
     return paths[0]
