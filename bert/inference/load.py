@@ -258,7 +258,7 @@ def _find_adapter(adapter: str | os.PathLike[str], base: Path) -> Path:
 
 
 def share_arrays(model: Pretrained, base: Pretrained) -> Pretrained:
-    """Returns the model with the arrays of ``base``, on the host and on the device, wherever they are equal."""
+    """Returns the model with the arrays of ``base`` wherever they are equal; on the device if the types are, too."""
     from flax import traverse_util
 
     from bert.inference.compiled import put_params
@@ -269,9 +269,10 @@ def share_arrays(model: Pretrained, base: Pretrained) -> Pretrained:
         model,
         params=traverse_util.unflatten_dict({path: others[path] if path in equal else own[path] for path in own}),
     )
-    on_device = traverse_util.flatten_dict(base._device_params)
-    placed = {path: on_device[path] if path in equal else own[path] for path in own}
-    shared.__dict__["_device_params"] = put_params(traverse_util.unflatten_dict(placed), base._jax_dtype)
+    if model._jax_dtype == base._jax_dtype:
+        on_device = traverse_util.flatten_dict(base._device_params)
+        placed = {path: on_device[path] if path in equal else own[path] for path in own}
+        shared.__dict__["_device_params"] = put_params(traverse_util.unflatten_dict(placed), base._jax_dtype)
     return shared
 
 

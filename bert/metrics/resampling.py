@@ -53,7 +53,10 @@ def sample_weights(count: int, seed: int = 0, resamples: int = RESAMPLES) -> Ite
 
 
 def bootstrap_intervals(scores: WeightedScores, seed: int = 0, resamples: int = RESAMPLES) -> dict[str, Interval]:
-    """Returns the percentile interval of each metric over samples of the units (Efron 1979)."""
+    """Returns the percentile interval of each metric over samples of the units (Efron 1979).
+
+    Samples in which a metric is NaN, because it is about a part of the units and none was drawn, do not count for it.
+    """
     return _intervals(scores.num_units, scores.compute, seed, resamples)
 
 
@@ -79,7 +82,7 @@ def _intervals(count: int, compute: Callable[[np.ndarray], Scores], seed: int, r
     parts = [compute(weights) for weights in sample_weights(count, seed, resamples)]
     tails = [50 * (1 - LEVEL), 50 * (1 + LEVEL)]
     return {
-        name: Interval(*np.percentile(np.concatenate([part[name] for part in parts]), tails).tolist())
+        name: Interval(*np.nanpercentile(np.concatenate([part[name] for part in parts]), tails).tolist())
         for name in parts[0]
     }
 

@@ -26,7 +26,8 @@ def means(values: Mapping[str, np.ndarray], included: Mapping[str, np.ndarray] |
 
     Args:
       values: [U] by metric.
-      included: [U] whether a unit counts, by metric; all units count for other metrics.
+      included: [U] whether a unit counts, by metric; all units count for other metrics. The mean of a sample without
+        such a unit is NaN.
     """
     names, included = list(values), included or {}
     units = len(values[names[0]])
@@ -35,7 +36,7 @@ def means(values: Mapping[str, np.ndarray], included: Mapping[str, np.ndarray] |
 
     def compute(weights: np.ndarray) -> Scores:
         sums, counts = weights @ (numerators * masks), weights @ masks
-        return dict(zip(names, _ratio(sums, counts).T, strict=True))
+        return dict(zip(names, np.where(counts > 0, _ratio(sums, counts), np.nan).T, strict=True))
 
     return WeightedScores(units, compute)
 

@@ -93,6 +93,16 @@ def test_intervals_cover_the_true_score_in_about_95_percent() -> None:
     assert 180 <= covered <= 199
 
 
+def test_samples_without_a_row_of_a_group_do_not_count_for_its_mean() -> None:
+    """One question of 30 has no answer: it is missing in about a third of the samples."""
+    rows = np.arange(30) == 7
+    scores = weighted.means({"NoAns_exact": np.full(30, 100.0)}, {"NoAns_exact": rows})
+    assert resampling.bootstrap_intervals(scores)["NoAns_exact"] == (100, 100)
+    assert resampling.difference_intervals(scores, scores)["NoAns_exact"] == (0, 0)
+    none = weighted.means({"NoAns_exact": np.zeros(30)}, {"NoAns_exact": np.zeros(30)})
+    assert not resampling.supported(none, {"NoAns_exact": 0.0}).compute(np.ones((1, 30)))
+
+
 def test_the_difference_of_two_models_is_resampled_in_pairs() -> None:
     other = np.where(np.arange(80) < 8, LABELS, PREDICTIONS)
     first, second = (weighted.classification(("accuracy",), one, LABELS) for one in (other, PREDICTIONS))

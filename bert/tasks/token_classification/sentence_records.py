@@ -62,6 +62,8 @@ class _Reader:
     clitics: Sequence[str]
     widened: list[int] = dataclasses.field(default_factory=list)
     """Lines with entities that were widened to whole words."""
+    dropped: list[int] = dataclasses.field(default_factory=list)
+    """Lines with entities that were left out, because an earlier entity was widened to their words."""
 
     @property
     def required(self) -> dict[str, str]:
@@ -124,8 +126,9 @@ class _Reader:
                         f"({cut[0]} to {cut[1]}): widen it to {whole[0]} to {whole[1]}, or widen all such entities "
                         "to whole words: data.invalid_tags count",
                     )
-                self.widened.append(line_number)
             free = [word for word in inside if tags[word] == OUTSIDE]
+            if whole != (start, end) or not free:
+                (self.widened if free else self.dropped).append(line_number)
             for prefix, word in zip(itertools.chain("B", itertools.repeat("I")), free, strict=False):
                 tags[word] = join_tag(prefix, entity.label)
         return tags
@@ -194,10 +197,13 @@ def read_sentences(
         what = "no row with a text and tags" if skipped else "no words"
         raise UserError(f"{records.source} has {what}: it needs a {records.unit} for each sentence")
     remarks = list(records.notes)
-    if reader.widened:
-        numbers = listed_numbers(sorted(set(reader.widened)))
-        counted = f"{len(reader.widened):,} entities that start or end inside a word"
-        remarks.append(WarningText(f"{records.source}: {counted} widened to whole words ({records.unit} {numbers})"))
+    for numbers, done in (
+        (reader.widened, "that start or end inside a word widened to whole words"),
+        (reader.dropped, "left out, because an earlier entity was widened to their words"),
+    ):
+        if numbers:
+            where = f"({records.unit} {listed_numbers(sorted(set(numbers)))})"
+            remarks.append(WarningText(f"{records.source}: {len(numbers):,} entities {done} {where}"))
     untagged = Sentences(
         [sentence.words for sentence in sentences],
         None,

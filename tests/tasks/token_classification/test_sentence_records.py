@@ -178,6 +178,15 @@ def test_entities_inside_words_are_widened_on_request(tmp_path: Path) -> None:
     assert has_all(train.notes[0], "train.jsonl", "2 entities", "line 1")
 
 
+def test_an_entity_whose_word_is_taken_is_reported(tmp_path: Path) -> None:
+    entities = [{"start": 0, "end": 6, "label": "M"}, {"start": 7, "end": 13, "label": "N"}]
+    rows = [{"text": "German-French war", "entities": entities}]
+    train = own(invalid_tags="count").read(write(tmp_path, rows), "train")
+    assert (train.words, train.tags) == ([["German-French", "war"]], [["B-M", "O"]])
+    assert has_all(train.notes[0], "1 entities that start or end inside a word widened")
+    assert has_all(train.notes[1], "1 entities left out, because an earlier entity was widened", "(line 1)")
+
+
 def test_rows_of_another_form_are_told_both(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         own().read(write(tmp_path, [{"body": "Ann left", "entities": []}]), "train")

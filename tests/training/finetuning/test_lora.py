@@ -149,7 +149,8 @@ def test_an_adapter_in_peft_s_format_answers_as_the_run(
     expected = run_model.predict(texts)
     in_memory = bert.load(tmp_path / "base")
     loaded = [bert.load(tmp_path / "adapter"), bert.load(tmp_path / "base", adapter=tmp_path / "adapter")]
-    loaded.append(bert.load(in_memory, adapter=tmp_path / "adapter"))
+    half = bert.load(tmp_path / "base", dtype="bfloat16")
+    loaded += [bert.load(base, adapter=tmp_path / "adapter") for base in (half, in_memory)]
     for model in loaded:
         assert model.labels == run_model.labels
         for answer, right in zip(model.predict(texts), expected, strict=True):
