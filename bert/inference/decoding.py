@@ -28,8 +28,9 @@ function closes over the memory.
 """
 
 
-Stop = Callable[[Any, Any], Any]
-"""Maps (new tokens [B, n, M], their number) to [B, n]: whether a text ends with the last token. Not compiled."""
+Stop = Callable[[Any, Any, Any, Any], Any]
+"""Maps (tokens of the prompts [B, T], their mask, new tokens [B, n, M], their number) to [B, n]: whether a text ends
+with the last token. Not compiled."""
 
 
 class Prompts(struct.PyTreeNode):
@@ -146,7 +147,7 @@ def sample(
             done=state.done
             | decoding.is_end(tokens)
             | (lengths >= prompts.limits)
-            | _stopped(stop, written[:, None], state.position + 1)[:, 0],
+            | _stopped(stop, prompts, written[:, None], state.position + 1)[:, 0],
             cache=cache,
         )
 
@@ -207,7 +208,7 @@ def beam_search(
         live = _write(state.live[row, beam], token, state.position)
         count = state.position + 1
         at_limit = (count >= limits)[:, None]
-        ends = decoding.is_end(token) | at_limit | _stopped(stop, live, count)
+        ends = decoding.is_end(token) | at_limit | _stopped(stop, prompts, live, count)
         kept, continuing = jax.lax.top_k(jnp.where(ends, -jnp.inf, sums), beams)
         norm = _length_norm(count, decoding)
         ending = ends & (jnp.arange(candidates) < beams) & state.open[:, None]
@@ -248,10 +249,14 @@ def _read_prompts(step: Step, cache: Cache, prompts: Prompts) -> tuple[_Context,
     return _Context(keys, tokens[:, -1], position_ids[:, -1:], length - 1, tokens, mask), cache
 
 
-def _stopped(stop: Stop | None, tokens: Int[Array, "B C M"], count: Int[Array, ""]) -> Bool[Array, "B C"]:
+def _stopped(
+    stop: Stop | None, prompts: Prompts, tokens: Int[Array, "B C M"], count: Int[Array, ""]
+) -> Bool[Array, "B C"]:
     """Returns whether each hypothesis ends with a stop text."""
     shape = jax.ShapeDtypeStruct(tokens.shape[:2], jnp.bool_)
-    return jnp.zeros(shape.shape, bool) if stop is None else jax.pure_callback(stop, shape, tokens, count)
+    if stop is None:
+        return jnp.zeros(shape.shape, bool)
+    return jax.pure_callback(stop, shape, prompts.tokens, prompts.mask, tokens, count)
 
 
 def _best_candidates(

@@ -40,17 +40,21 @@ class StopTexts:
     """Detects stop texts in new tokens. Implements `bert.inference.decoding.Stop`.
 
     Attributes:
-        decode: converts token ids to text.
+        new_text: maps the tokens of a prompt and the new ones to the text that the new ones add.
     """
 
     texts: tuple[str, ...]
-    decode: Callable[[list[int]], str] = field(compare=False)
+    new_text: Callable[[list[int], list[int]], str] = field(compare=False)
 
-    def __call__(self, tokens: Any, count: Any) -> np.ndarray:
-        """Maps new tokens [B, n, M] and their number to [B, n] booleans."""
-        new = np.asarray(tokens)[..., : int(count)]
-        stopped = [self.cut(self.decode(ids)) is not None for ids in new.reshape(-1, new.shape[-1]).tolist()]
-        return np.array(stopped, bool).reshape(new.shape[:2])
+    def __call__(self, prompts: Any, mask: Any, tokens: Any, count: Any) -> np.ndarray:
+        """Maps prompts [B, T], their mask, new tokens [B, n, M] and their number to [B, n] booleans."""
+        new = np.asarray(tokens)[..., : int(count)].tolist()
+        befores = [row[kept].tolist() for row, kept in zip(np.asarray(prompts), np.asarray(mask, bool), strict=True)]
+        stopped = [
+            [self.cut(self.new_text(before, ids)) is not None for ids in hypotheses]
+            for before, hypotheses in zip(befores, new, strict=True)
+        ]
+        return np.array(stopped, bool)
 
     def cut(self, text: str) -> str | None:
         """Returns the text before the first stop text; None if no stop text occurs."""
@@ -70,16 +74,17 @@ class DecodingLoop:
         config: ModelConfig,
         params: dict[str, Any],
         ends: Sequence[int],
-        decode: Callable[[list[int]], str],
+        new_text: Callable[[list[int], list[int]], str],
     ) -> None:
         """
         Args:
             run: maps parameters, `Inputs`, keys [B, 2], decoding settings, number of new tokens, number of beams and
                 the detector of stop texts to results. The last three are static.
             ends: ids of the tokens that end a text.
+            new_text: see `StopTexts`.
         """
         self.compiled = jax.jit(run, static_argnums=(4, 5, 6))
-        self._config, self._params, self._ends, self._text = config, params, tuple(ends), decode
+        self._config, self._params, self._ends, self._new_text = config, params, tuple(ends), new_text
 
     def __call__(
         self,
@@ -103,7 +108,7 @@ class DecodingLoop:
         # Row r is sample r % samples of text r // samples. Beam search finds all samples of a text in one row.
         samples = decoding.num_samples if decoding.beams == 1 else 1
         results: list[list[Continuation]] = [[] for _ in lengths]
-        stop = StopTexts(tuple(decoding.stop), self._text) if decoding.stop else None
+        stop = StopTexts(tuple(decoding.stop), self._new_text) if decoding.stop else None
         settings = DecodingArrays.make(decoding, *self._ends)
         row_lengths = np.repeat(lengths, samples)
         size = min(batch_size, 1 << max(len(row_lengths) - 1, 0).bit_length())
@@ -129,7 +134,7 @@ class DecodingLoop:
     def _continuation(self, prefix: list[int], new: np.ndarray, score: float, stop: StopTexts | None) -> Continuation:
         ended = bool(len(new)) and int(new[-1]) in self._ends
         ids = new[: len(new) - ended].tolist()
-        text = self._text([*prefix, *ids])[len(self._text(prefix)) :]
+        text = self._new_text(prefix, ids)
         before_stop = None if stop is None else stop.cut(text)
         if before_stop is not None:
             return Continuation(before_stop, score, tuple(ids), ended=True)
@@ -156,8 +161,12 @@ class TextGenerator:
         self._model = BertForCausalLM(config, dtype)
         self._end = special_ids(tokenizer).end
         text = partial(decode, tokenizer, skip_special_tokens=False)
+
+        def new_text(before: list[int], ids: list[int]) -> str:
+            return text([*before, *ids])[len(text(before)) :]
+
         self._prefix = language_model_prefix(tokenizer)
-        self.loop = DecodingLoop(self._run, config, params, end_ids or (self._end,), text)
+        self.loop = DecodingLoop(self._run, config, params, end_ids or (self._end,), new_text)
 
     def __call__(
         self, texts: Sequence[str], decoding: Decoding, batch_size: int, numbers: Sequence[int]
@@ -302,7 +311,7 @@ class SequenceGenerator:
             arrays, max_tokens, beams, stop = settings
             return decode_targets(model, params, (ids, mask), limits, keys, arrays, start, max_tokens, beams, stop)
 
-        self.loop = DecodingLoop(run, config, params, [end], partial(detokenize, target_tokenizer))
+        self.loop = DecodingLoop(run, config, params, [end], lambda _, ids: detokenize(target_tokenizer, ids))
 
     def __call__(
         self, texts: Sequence[str], decoding: Decoding, batch_size: int, numbers: Sequence[int]

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pyarrow as pa
 import pytest
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 import bert
 from bert.config import ModelConfig, TokenizerConfig
@@ -256,6 +257,22 @@ def test_a_wordpiece_vocabulary_continues_words() -> None:
     for prompt, answer in zip(["the cat", "dog"], model.generate(["the cat", "dog"], details=True), strict=True):
         ids = tokenizer.encode(prompt, add_special_tokens=False).ids
         assert prompt + answer.text == tokenizer.decode([*ids, *answer.token_ids], skip_special_tokens=False)
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("settings", [{}, {"beams": 2}])
+def test_stop_texts_are_found_in_the_text_that_is_returned(settings: dict[str, Any]) -> None:
+    """The first new token has "##" or no space when it is decoded alone."""
+    tokenizer = train_wordpiece(WORDS, TokenizerConfig(vocab_size=120, min_frequency=1))
+    model = language_model(tokenizer, end_bias=-50.0)
+    for token, stop, tokens, text in (("##t", "##", 8, "t" * 8), ("##t", "tt", 2, ""), ("s", " s", 1, "")):
+        params = flatten_dict(model.params)
+        bias = params["predictions", "bias"].copy()
+        bias[tokenizer.token_to_id(token)] = 100.0
+        sure = dataclasses.replace(model, params=unflatten_dict({**params, ("predictions", "bias"): bias}))
+        prompts = ["the ca", "a dog in the ca"]
+        for answer in sure.generate(prompts, max_tokens=8, details=True, stop=[stop], **settings):
+            assert (len(answer.token_ids), answer.text, answer.ended) == (tokens, text, not text)
 
 
 @pytest.mark.medium

@@ -117,18 +117,19 @@ class _Reader:
             start, end = entity.trimmed(text)
             inside = [word for word, (first, last) in enumerate(spans) if first < end and start < last]
             whole = spans[inside[0]][0], spans[inside[-1]][1]
-            if whole != (start, end):
-                if not self.widens:
-                    cut = next(spans[word] for word in inside if spans[word][0] < start or spans[word][1] > end)
-                    raise self.records.error(
-                        line_number,
-                        f"the entity {entity.described(text)} starts or ends inside the word {text[slice(*cut)]!r} "
-                        f"({cut[0]} to {cut[1]}): widen it to {whole[0]} to {whole[1]}, or widen all such entities "
-                        "to whole words: data.invalid_tags count",
-                    )
+            if whole != (start, end) and not self.widens:
+                cut = next(spans[word] for word in inside if spans[word][0] < start or spans[word][1] > end)
+                raise self.records.error(
+                    line_number,
+                    f"the entity {entity.described(text)} starts or ends inside the word {text[slice(*cut)]!r} "
+                    f"({cut[0]} to {cut[1]}): widen it to {whole[0]} to {whole[1]}, or widen all such entities "
+                    "to whole words: data.invalid_tags count",
+                )
             free = [word for word in inside if tags[word] == OUTSIDE]
-            if whole != (start, end) or not free:
-                (self.widened if free else self.dropped).append(line_number)
+            if not free:
+                self.dropped.append(line_number)
+            elif whole != (start, end):
+                self.widened.append(line_number)
             for prefix, word in zip(itertools.chain("B", itertools.repeat("I")), free, strict=False):
                 tags[word] = join_tag(prefix, entity.label)
         return tags

@@ -222,7 +222,8 @@ def test_what_is_wrong_with_labels_scores_and_ids_is_one_sentence(tmp_path: Path
 
 def test_files_that_are_missing_or_there_twice(tmp_path: Path) -> None:
     assert has_all(
-        error_of(own(), tmp_path, "dev"), f"{tmp_path} has no dev.tsv, dev.txt, dev.csv, dev.jsonl, dev.parquet: set data.dev"
+        error_of(own(), tmp_path, "dev"),
+        f"{tmp_path} has no dev.tsv, dev.txt, dev.csv, dev.jsonl, dev.parquet: set data.dev",
     )
     assert has_all(error_of(own(dev="dev2.csv"), tmp_path, "dev"), "dev2.csv does not exist", "data.dev")
     made_files(tmp_path, dev_tsv="", dev_csv="")
