@@ -18,7 +18,7 @@ from bert.data.inputs import Text, as_list, as_text_or_pair, check_count
 from bert.data.long_texts import CutTexts, with_long_texts
 from bert.data.rows import QueryDocumentRows, Rows, SourceTargetRows, TokenRows
 from bert.data.windows import WindowedRows
-from bert.errors import LOGGER, UserError, on_one_line
+from bert.errors import LOGGER, UserError, first_line, on_one_line
 from bert.inference import embeddings, evaluation, export, mining, scoring
 from bert.inference import generate as generation
 from bert.inference import search as retrieval
@@ -179,7 +179,7 @@ class Pretrained(ModelBundle):
 
     def predict(
         self,
-        inputs: str | Sequence[Any],
+        inputs: str | Mapping[str, Any] | Sequence[Any],
         batch_size: int = 32,
         *,
         null_score_diff_threshold: float | None = None,
@@ -199,7 +199,8 @@ class Pretrained(ModelBundle):
 
         Args:
             inputs: texts, or the inputs of the task: pairs of texts, of a question and its context, or of a question
-                and its choices. A string is one text, whose answer is returned without a list.
+                and its choices. Any of them may be a dictionary with the fields of a row. A string or a dictionary is
+                one input, whose answer is returned without a list.
             batch_size: number of rows per batch.
             null_score_diff_threshold: for question answering, like the arguments below. The answer is empty if the
                 score of "no answer" exceeds the best answer's score by more than this; 0 returns the likelier one.
@@ -217,12 +218,13 @@ class Pretrained(ModelBundle):
         """
         values = (null_score_diff_threshold, doc_stride, max_answer_length, n_best, min_confidence)
         settings: dict[str, Any] = dict(zip((*ANSWER_SETTINGS, "min_confidence"), values, strict=True))
-        if isinstance(inputs, str):
+        if isinstance(inputs, str | Mapping):
             return self.predict([inputs], batch_size, long_texts=long_texts, **settings)[0]
         task = self.with_answer_settings(settings)
+        inputs = [_without_names(each, index, task) for index, each in enumerate(as_list(inputs), 1)]
         data = self.data if doc_stride is None else dataclasses.replace(self.data, doc_stride=doc_stride)
         data = with_long_texts(data, long_texts, task)
-        answers = self.answers(task, as_list(inputs), batch_size, data, self._cut_texts)
+        answers = self.answers(task, inputs, batch_size, data, self._cut_texts)
         self._cut_texts.warn(LOGGER.warning)
         return answers
 
@@ -409,3 +411,13 @@ class Pretrained(ModelBundle):
         """Encodes texts as rows of at most ``max_length`` tokens, or of the model's number of positions."""
         positions = self.config.max_position_embeddings
         return tokenize(self.tokenizer, list(texts), min(positions, max_length or positions))
+
+
+def _without_names(given: Any, index: int, task: Task) -> Any:
+    """Returns an input of `Pretrained.predict` as its task reads it. Raises UserError for a field that is missing."""
+    if not isinstance(given, Mapping):
+        return given
+    try:
+        return task.input_of_row(given)
+    except ValueError as error:
+        raise UserError(f"input {index}: {first_line(error)}") from None

@@ -358,7 +358,7 @@ class MultipleChoiceTask(Task):
     def examples_from_inputs(self, inputs: Sequence[Any]) -> Examples:
         """Accepts a question followed by two or more choices, or a question and a list of choices, all not empty."""
         questions, choices = [], []
-        expected = f"{self.name} takes a question and two or more choices: pass a tuple of strings"
+        expected = f"{self.name} takes a question and two or more choices: pass a list, [(question, choice, choice)]"
         for index, value in enumerate(inputs, 1):
             nested = isinstance(value, (list, tuple)) and len(value) == 2 and isinstance(value[1], (list, tuple))
             texts = [value[0], *value[1]] if nested else value

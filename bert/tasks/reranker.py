@@ -196,7 +196,7 @@ class RerankerTask(ColumnFilesTask):
 
     def examples_from_inputs(self, inputs: Sequence[Any]) -> RankedExamples:
         """Accepts a tuple or list of a query and a document per input."""
-        expected = f"{self.name} takes a query and a document: pass a tuple of two strings"
+        expected = f"{self.name} takes a query and a document: pass a list of pairs, [(query, document)]"
         pairs = [as_texts(value, index, expected, (2,)) for index, value in enumerate(inputs, 1)]
         ids = [str(row) for row in range(len(pairs))]
         return RankedExamples([query for query, _ in pairs], [[document] for _, document in pairs], None, ids)

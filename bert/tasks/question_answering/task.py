@@ -292,7 +292,7 @@ class QuestionAnsweringTask(Task):
     def examples_from_inputs(self, inputs: Sequence[Any]) -> Dataset:
         """Accepts a tuple or list of a question and its context per input; both must not be empty."""
         examples = []
-        expected = f"{self.name} takes a question and its context: pass a tuple of two strings"
+        expected = f"{self.name} takes a question and its context: pass a list of pairs, [(question, context)]"
         for index, value in enumerate(inputs, 1):
             question, context = as_texts(value, index, expected, (2,))
             for name, text in (("question", question), ("context", context)):
