@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bert.config import FinetuneConfig, PretrainConfig
+from bert.config import ColumnsConfig, FinetuneConfig, PretrainConfig
 from bert.config.run_file import check_vocabulary, load_run_config
 from bert.data.corpus.files import read_documents, require_readable_kind
 from bert.data.records import Records, read_records
@@ -192,15 +192,17 @@ def diagnose_data(file: Path) -> tuple[dict[str, Any], UserError | None]:
     try:
         if facts["kind"] == "table":
             _read_table(read_records(file), facts)
+            if {"question", "context"} <= facts["columns"].keys():
+                _count_questions(
+                    question_answering.read_questions(read_records(file), ColumnsConfig(), needed=False), facts
+                )
         elif facts["kind"] == "tagged words":
             sentences = conll.read(file)
             facts |= {"sentences": len(sentences), "words": sum(map(len, sentences.words))}
             facts["tags"] = dict(Counter(tag for tags in sentences.tags or () for tag in tags).most_common())
             problems += [Finding(IGNORED, note) for note in sentences.notes]
         elif facts["kind"] == "questions":
-            dataset = question_answering.read(file)
-            facts |= {"questions": len(dataset), "trainable": len(dataset.trainable)}
-            problems += [Finding(IGNORED, line) for line in dataset.skipped]
+            _count_questions(question_answering.read(file), facts)
         else:
             _read_corpus(file, facts)
     except UserError as error:
@@ -222,6 +224,13 @@ def _read_table(records: Records, facts: dict[str, Any]) -> None:
     finally:  # up to the first unreadable line
         _complete_columns(records, facts)
     facts["problems"] += [Finding(IGNORED, note) for note in records.notes]
+
+
+def _count_questions(dataset: question_answering.Dataset, facts: dict[str, Any]) -> None:
+    """Counts questions, and those that can be trained on, and reports answers that are not in their context."""
+    facts |= {"questions": len(dataset), "trainable": len(dataset.trainable)}
+    if dataset.misplaced:
+        facts["problems"].append(Finding(IGNORED, f"{facts['source']}: {dataset.misplaced_note}"))
 
 
 def _count_cells(records: Records, facts: dict[str, Any]) -> None:

@@ -447,7 +447,8 @@ class FinetuneConfig:
         self.training.check_kernel(self.model)
         self.training.check_mesh_sizes(self.model)
         if self.data.max_length > self.model.max_position_embeddings:
-            raise conflict(self, "data.max_length", "model.max_position_embeddings", "use at most as many tokens")
+            fix = f"set data.max_length to at most {self.model.max_position_embeddings}"
+            raise conflict(self, "data.max_length", "model.max_position_embeddings", fix)
         self.model.check_length("data.max_length", self.data.max_length)
         self.model.check_depths(self.optimizer.layerwise_lr_decay, self.num_frozen_layers or 0)
         self.embedding.check_width(self.model.hidden_size)

@@ -280,7 +280,7 @@ class PretrainConfig:
             if length > self.model.max_position_embeddings:
                 raise UserError(
                     f"{section}.sequence_length is {length}, but model.max_position_embeddings is "
-                    f"{self.model.max_position_embeddings}: use at most as many tokens"
+                    f"{self.model.max_position_embeddings}: set the length to at most that"
                 )
 
     def _check_direction(self) -> None:

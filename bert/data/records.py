@@ -91,7 +91,10 @@ class Records:
         if not missing:
             return
         names, keys = (" and ".join(dict.fromkeys(words)) for words in (map(repr, missing), missing.values()))
-        fix = f"set {keys} to the right {'one' if len(missing) == 1 else 'ones'}"
+        it, one = ("it", "one") if len(missing) == 1 else ("them", "ones")
+        fix = f"set {keys} to the right {one}"
+        if self.names is None and line_number > 1:
+            fix = f"add {it} there, or {fix}"
         if self.unit == "line" and "task" in missing.values():
             fix += f", or name {', '.join(map(repr, required))} in the first line, with a tab between two names"
         are_columns = any(key.startswith("data.columns.") for key in missing.values())
@@ -131,8 +134,8 @@ class Records:
         raise UserError(f"{first}; {len(numbers):,} {self.unit}s have such errors: {listed_numbers(numbers)}")
 
 
-def listed_numbers(numbers: Sequence[int]) -> str:
-    """Returns up to ten numbers of lines or rows for a message, and ... if there are more."""
+def listed_numbers(numbers: Sequence[int | str]) -> str:
+    """Returns up to ten numbers of lines or rows, or ids, for a message, and ... if there are more."""
     return ", ".join(map(str, numbers[:10])) + (", ..." if len(numbers) > 10 else "")
 
 

@@ -31,7 +31,7 @@ from bert.inference.export import check_head
 from bert.inference.pretrained import Pretrained
 from bert.interchange import hub
 from bert.interchange.bundle import PAIR_CLASSIFIERS
-from bert.interchange.names import ARCHITECTURES_WITH_LABELS, TASKS
+from bert.interchange.names import ARCHITECTURES_WITH_LABELS, SIGNATURE_FILE, TASKS
 from bert.interchange.readers import google, hf
 from bert.interchange.readers.peft import is_adapter, tokenizer_folder
 from bert.interchange.sentence_transformers.reader import IDENTITY, encoder_folder, find_router, is_static
@@ -297,6 +297,11 @@ def _find(source: str | Path, weights: bool) -> tuple[Path, int | None]:
         path = hub.download(str(source), weights)
     if path.is_file():
         raise UserError(f"{path} is a file: name the folder of a run or of a model")
+    if (path / SIGNATURE_FILE).is_file():
+        raise UserError(
+            f"{source} is an export to ONNX or StableHLO, which its README.md shows how to run: name a run, or an "
+            "export in the format hf"
+        )
     if not _is_run(path) and not hf.is_hf_folder(path) and not google.is_google(path):
         raise UserError(
             f"{source} holds neither a run (config.yaml) nor a model of Hugging Face (config.json) or Google "

@@ -45,6 +45,9 @@ TOKEN_EMBEDDINGS = "token_embeddings"
 TOKEN_MASK = "token_mask"
 """Output of a graph in which 1 marks the tokens of a document that have a vector."""
 
+SIGNATURE_FILE = "signature.json"
+"""File next to an exported graph: its inputs and outputs."""
+
 GRAPH = "model.onnx"
 """File of an ONNX graph in its folder."""
 

@@ -108,9 +108,12 @@ class RunFolder(Generic[Config]):
             return
         stored = file.read_text(encoding="utf-8", errors="replace").split()
         if not stored or list(digests)[: len(stored)] != stored:  # older runs only have the digest of the training rows
-            fix = "" if _has_checkpoint(self.path) else f", or remove {self.path}, which holds no checkpoint"
+            fix = f"or remove {self.path}, which holds no checkpoint"
+            if _has_checkpoint(self.path):
+                fix = f"where --init {self.path} starts from its weights"
             raise UserError(
-                f"the data is not what the run in {self.path} began with: restore it, or name another --output_dir{fix}"
+                f"the data is not what the run in {self.path} began with: restore it, or name another --output_dir, "
+                f"{fix}"
             )
 
     def save_rows(self, tables: Mapping[str, str]) -> None:

@@ -67,7 +67,7 @@ def split_path(folder: Path, split: str, data: TaskDataConfig, suffixes: Sequenc
     paths = _split_candidates(folder, split, suffixes)
     if len(paths) != 1:
         if not folder.is_dir():
-            fix = f"set data.dir to the folder with the file of {split}"
+            fix = f"set data.dir to the folder that has the file of {split}"
             if not folder.exists():
                 raise UserError(f"{folder} does not exist: {fix}")
             raise UserError(f"{folder} is a file and no folder: {fix}, and data.{split} to the file")

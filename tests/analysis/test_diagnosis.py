@@ -89,6 +89,20 @@ def test_a_table_with_empty_cells(tmp_path: Path, capsys) -> None:
     assert "rows 30" in capsys.readouterr().out
 
 
+CONTEXT = "Ann left New York."
+ANSWERS = [("Ann", 0), ("Ann", 2), ("Bob", 0)]
+QUESTIONS = "".join(
+    json.dumps({"id": row, "question": "Who?", "context": CONTEXT, "answer": answer, "answer_start": start}) + "\n"
+    for row, (answer, start) in enumerate(ANSWERS)
+).encode()
+QAS = [
+    {"id": str(row), "question": "Who?", "answers": [{"text": answer, "answer_start": start}]}
+    for row, (answer, start) in enumerate(ANSWERS[:2])
+]
+SQUAD = json.dumps({"data": [{"paragraphs": [{"context": CONTEXT, "qas": QAS}]}]}).encode()
+"""Questions of which the first is sound."""
+
+
 @pytest.mark.parametrize(
     ("name", "content", "state", "counted"),
     [
@@ -96,6 +110,8 @@ def test_a_table_with_empty_cells(tmp_path: Path, capsys) -> None:
         ("one.txt", b"one\ntwo\n", MISSING, {"documents": 1}),
         ("empty.txt", b"", MISSING, {"documents": 0}),
         ("a.conll", b"Ann B-PER\nran O\n\n", None, {"sentences": 1, "words": 2}),
+        ("train.jsonl", QUESTIONS, IGNORED, {"rows": 3, "questions": 3, "trainable": 1}),
+        ("train.json", SQUAD, IGNORED, {"questions": 2, "trainable": 1}),
     ],
 )
 def test_readable_data_files(tmp_path: Path, name: str, content: bytes, state: str | None, counted: dict) -> None:

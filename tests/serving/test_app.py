@@ -156,7 +156,7 @@ def test_requests_for_both_kinds_of_scores_arrive_at_once(tmp_path: Path, monkey
 
 @pytest.mark.medium
 def test_a_text_that_would_be_cut_is_an_error_if_truncate_is_false(models: dict[str, bert.Pretrained]) -> None:
-    """Of a text, a text with a prompt, a pair and a question with choices, by what the model reads."""
+    """Counts what the model reads of a text, a text with a prompt, a pair and a question with choices."""
     late = dataclasses.replace(
         models["encoder"], pooling=Pooling("tokens", interaction=LateInteraction(query_length=8), similarity="maxsim")
     )

@@ -176,7 +176,7 @@ def test_tables_have_one_negative_in_a_cell(tmp_path: Path) -> None:
         ({"query": "a", "positive": None}, "line 2: the query has no 'positive'"),
         ({"query": "a", "positive": " "}, "line 2: positive is empty"),
         ({"query": "", "positive": "b"}, "line 2: query is empty"),
-        ({"positive": "b"}, r"line 2: no 'query' among 'positive': set data\.columns\.query"),
+        ({"positive": "b"}, r"line 2: no 'query' among 'positive': add it there, or set data\.columns\.query"),
         ({"query": "a", "positive": "b", "negatives": ["c", ""]}, "line 2: negatives has ''"),
         ({"query": "a", "positive": "b", "negatives": 3}, "line 2: negatives has 3"),
         ({"query": "a", "positive": "b", "negatives": ["b"]}, r"line 2: negatives has the positive itself \('b'\)"),

@@ -127,7 +127,7 @@ PLAIN = {"query": "a", "positive": "b"}
         (
             [*GRADED[:2], {"query": "a"}],
             {"score_range": [0, 3]},
-            "line 3: no 'document' and 'score' among 'query': set data.columns.text_b and data.columns.label to",
+            "line 3: no 'document' and 'score' among 'query': add them there, or set data.columns.text_b and",
         ),
         (GRADED, {}, r"line 1: score is '3'.*0 to 1.*data\.score_range"),
         ([{**GRADED[0], "score": 0}], {}, "has no relevant document"),

@@ -24,7 +24,7 @@ from bert.interchange import ExportError
 from bert.interchange.bundle import ModelBundle
 from bert.interchange.generation_files import generation_config
 from bert.interchange.modules import build_module
-from bert.interchange.names import EMBEDDING, TOKEN_EMBEDDINGS, TOKEN_MASK
+from bert.interchange.names import EMBEDDING, SIGNATURE_FILE, TOKEN_EMBEDDINGS, TOKEN_MASK
 from bert.interchange.writers.hf_files import describe_labels, published_tokenizers, save_published_tokenizer
 from bert.interchange.writers.long_texts import long_text_rule
 from bert.model import names
@@ -333,7 +333,7 @@ def write_metadata_files(model: ModelBundle, folder: Path, ports: Signature, dty
         content["pooling"] = _declared_pooling(model.pooling)
     if names.has_decoder(model.architecture):
         content["generation"] = generation_config(model)
-    write_atomic(folder / "signature.json", json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    write_atomic(folder / SIGNATURE_FILE, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
     for tokenizer, place in published_tokenizers(model, folder):
         segments = model.config.type_vocab_size > 1
         save_published_tokenizer(tokenizer, place, model.row_length, segments)

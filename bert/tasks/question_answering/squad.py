@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bert.config import ColumnsConfig
-from bert.data.records import BAD_ROWS_FIX, Records, SkippedRows
+from bert.data.records import BAD_ROWS_FIX, Records, SkippedRows, listed_numbers
 from bert.errors import UserError, convert, without_surrogates
 from bert.files import parse_json, require_text, write_atomic
 from bert.tasks.columns import read_columns
@@ -46,6 +46,12 @@ class Dataset:
         """Yields every context once, then every question."""
         yield from dict.fromkeys(example.context for example in self.examples)
         yield from (example.question for example in self.examples)
+
+    @property
+    def misplaced_note(self) -> str:
+        """The number of misplaced answers, and the first ones, for a message."""
+        count, ids = len(self.misplaced), listed_numbers(self.misplaced)
+        return f"{count:,} question(s) have an answer that is not at its start in the context (id {ids})"
 
     @property
     def trainable(self) -> list[Example]:

@@ -189,15 +189,12 @@ class QuestionAnsweringTask(Task):
         notes = dataset.notes
         examples = dataset.examples
         if dataset.misplaced and dataset.labelled:
-            note = (
-                f"{path}: {len(dataset.misplaced)} question(s) with an answer that is not at its stated position, "
-                f"{dataset.misplaced[0]} is the first"
-            )
+            note = f"{path}: {dataset.misplaced_note}"
             if split == "train":
                 examples = dataset.trainable
-                note = f"{note}; {len(dataset.skipped)} without another answer skipped"
+                note = f"{note}; {len(dataset.skipped):,} without another answer are left out"
                 if not examples:
-                    raise UserError(f"{path} has no question with an answer at its stated position: copy it again")
+                    raise UserError(f"{path} has no question with an answer at its start in the context: copy it again")
             notes += (WarningText(note),)
         if split == "dev" and self.may_be_impossible and self.null_score_diff_threshold is not None:
             notes += (

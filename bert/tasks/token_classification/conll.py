@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bert.data.corpus.files import numbered_lines
+from bert.data.records import listed_numbers
 from bert.data.tables import file_suffix, table_dialect, table_rows
 from bert.errors import UserError, WarningText, require
 from bert.files import write_atomic
@@ -374,26 +375,36 @@ def attach_tags(
     if remark:
         untagged = replace(untagged, remarks=(*untagged.remarks, f"{untagged.path}: {remark}"))
     places = [(index, word) for index, sentence in enumerate(tags) for word in range(len(sentence))]
-    unmarked = next(((index, word) for index, word in places if not is_span_tag(tags[index][word])), None)
+    unmarked = [(index, word) for index, word in places if not is_span_tag(tags[index][word])]
     typed = {tag[:2] for sentence in tags for tag in sentence} & {"B-", "I-", "E-", "S-"}
-    if unmarked is not None and not typed:
+    if unmarked and not typed:
         return replace(untagged, tags=tags)
-    if unmarked is not None:
-        sentence, word = unmarked
-        raise UserError(
-            f"{untagged.path}, {untagged.unit} {untagged.line(sentence, word)}: the tag {tags[sentence][word]!r} is "
-            f"not part of {', '.join((*SCHEMES, *OTHER_SCHEMES))}: write O, or B-, I-, E- or S- and a type"
+    if unmarked:
+        sentence, word = unmarked[0]
+        what = (
+            f"the tag {tags[sentence][word]!r} is not part of {', '.join((*SCHEMES, *OTHER_SCHEMES))}: write O, or B-, "
+            "I-, E- or S- and a type"
         )
-    scheme, faults = detect_scheme(tags), []
-    for index, sentence_tags in enumerate(tags):
-        fault = first_invalid_tag(sentence_tags, scheme)
-        if fault is not None:
-            faults.append(untagged.line(index, fault))
-            if reading == "error":
-                last = sentence_tags[fault - 1] if fault else "the start of the sentence"
-                raise UserError(
-                    f"{untagged.path}, {untagged.unit} {faults[0]}: the tag {sentence_tags[fault]} after {last} "
-                    f"violates the file's scheme, {scheme}: fix the tag, or read such faults as in conlleval: "
-                    "--data.invalid_tags count"
-                )
-    return replace(untagged, tags=[convert(sentence, "BIO") for sentence in tags], scheme=scheme, broken=faults)
+        raise _tag_error(untagged, unmarked, what)
+    scheme = detect_scheme(tags)
+    firsts = [(index, first_invalid_tag(sentence, scheme)) for index, sentence in enumerate(tags)]
+    faults = [(index, word) for index, word in firsts if word is not None]
+    if faults and reading == "error":
+        sentence, word = faults[0]
+        last = tags[sentence][word - 1] if word else "the start of the sentence"
+        what = (
+            f"the tag {tags[sentence][word]} after {last} violates the file's scheme, {scheme}: fix the tag, or read "
+            "such faults as in conlleval: --data.invalid_tags count"
+        )
+        raise _tag_error(untagged, faults, what)
+    broken = [untagged.line(*place) for place in faults]
+    return replace(untagged, tags=[convert(sentence, "BIO") for sentence in tags], scheme=scheme, broken=broken)
+
+
+def _tag_error(sentences: Sentences, places: Sequence[tuple[int, int]], what: str) -> UserError:
+    """Returns an error about the first tag, with the lines of all faulty ones. Places are (sentence, word)."""
+    numbers = sorted({sentences.line(*place) for place in places})
+    more = (
+        "" if len(numbers) == 1 else f"; {len(numbers):,} {sentences.unit}s have such tags: {listed_numbers(numbers)}"
+    )
+    return UserError(f"{sentences.path}, {sentences.unit} {numbers[0]}: {what}{more}")

@@ -13,6 +13,7 @@ import pytest
 from jax import export as jax_export
 from safetensors.numpy import load_file
 
+import bert
 from bert.commands.export import main
 from bert.errors import UserError
 from bert.interchange.writers import stablehlo
@@ -136,6 +137,8 @@ def test_the_thresholds_of_labels_are_beside_the_graph(make, tmp_path):
     content = json.loads((tmp_path / "signature.json").read_text())
     assert {key: content[key] for key in settings} == {**settings, "label_thresholds": [0.25, 0.5, 0.5, 1.0]}
     assert "`no` 0.25, `perhaps` 0.5, `yes` 0.5, `both` 1 (a" in (tmp_path / "README.md").read_text()
+    with pytest.raises(bert.UserError, match=r"is an export to ONNX or StableHLO, .* README\.md .* the format hf"):
+        bert.load(tmp_path)
 
 
 def test_the_activation_of_a_score_is_beside_the_graph(make, tmp_path):

@@ -130,7 +130,7 @@ def test_misplaced_answers_are_skipped_in_train_and_told(tmp_path: Path) -> None
     task = make_task(FinetuneConfig(task="span", data=TaskDataConfig(dir=str(tmp_path), columns=COLUMNS)))
     train = task.read(tmp_path, "train")
     assert [example.id for example in train.examples] == ["q2"]
-    assert has_all(train.notes[0], "1 question(s)", "q1 is the first")
+    assert has_all(train.notes[0], "1 question(s)", "(id q1)")
 
 
 ARTICLES = [

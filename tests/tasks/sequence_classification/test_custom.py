@@ -189,7 +189,7 @@ def test_what_is_wrong_with_a_table_is_one_sentence(tmp_path: Path, train: str, 
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ('{"text": "b"}', "line 2: no 'label' among 'text': set data.columns.label to the right one"),
+        ('{"text": "b"}', "line 2: no 'label' among 'text': add it there, or set data.columns.label to the right one"),
         ('{"text": 3, "label": 1}', "line 2: text is 3: it must be a text"),
         ('{"text": null, "label": 1}', "line 2: text is missing (null): write it or remove the line"),
         ('{"text": "b", "label": 1.5}', "line 2: label is 1.5: it must be a text without tabs and line ends, or a"),

@@ -91,6 +91,8 @@ def test_broken_sequences_are_errors_or_counted(tmp_path):
         ("a\tO\nb\t\n", "line 2: the tag is empty"),
         ("a O\n\nb B-X\nc Borg\n", "line 4: the tag 'Borg' is not part of BIO, IOB1, BIOES"),
         ("a B-\nb B-X\n", "line 1: the tag 'B-' is not part of"),
+        ("a O\nb Borg\n\nc B-X\nd Dorg\n", "and a type; 2 lines have such tags: 2, 5"),
+        ("a B-X\nb O\nc I-X\n\nd B-X\n\ne I-X\n", "--data.invalid_tags count; 2 lines have such tags: 3, 7"),
         (b"a O\ncaf\xe9 O\n", "line 2: not UTF-8"),
     ],
 )

@@ -216,7 +216,7 @@ def test_csv_without_names_has_words_and_tags(tmp_path: Path) -> None:
     ("row", "words"),
     [
         ({"words": ["a", "b"], "tags": ["O"]}, "line 3: 2 words, but 1 tags: write one for each word"),
-        ({"words": ["a"]}, "line 3: no 'tags' among 'words': set data.columns.tags to the right one"),
+        ({"words": ["a"]}, "line 3: no 'tags' among 'words': add it there, or set data.columns.tags to the right one"),
         ({"words": [], "tags": ["O"]}, "line 3: 0 words, but 1 tags: write one for each word"),
         ({"words": None, "tags": []}, "line 3: words is 'None': it must be a list of words"),
         ({"words": "a b", "tags": ["O"]}, "line 3: words is 'a b': it must be a list"),
