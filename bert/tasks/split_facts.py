@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,9 @@ from bert.config.model import WINDOW_MODES
 from bert.data.long_texts import UNCUT
 from bert.data.rows import Rows
 from bert.data.windows import windowed_parts
+from bert.errors import require
 from bert.tasks.base import Task
+from bert.tasks.token_classification.conll import PLAIN, Sentences
 
 MEASURED_ROWS = 5000
 """Number of rows whose untruncated length is measured. It is enough to estimate a share of rows, and fast."""
@@ -30,9 +33,13 @@ ENOUGH_ROWS = 5
 def label_facts(task: Task, examples: dict[str, Any], data: TaskDataConfig) -> list[tuple[str, str]]:
     """Returns the shares of labels in train and dev (if there is any), and warnings, for the table before training.
 
-    Returns [] for tasks without labels of whole rows.
+    Of tags it returns the numbers of entities of each type, or of words with each plain tag. Returns [] for other tasks
+    without labels of whole rows.
     """
     names = [split for split in ("train", "dev") if split in examples]
+    if isinstance(examples["train"], Sentences):
+        what = "tags" if examples["train"].scheme == PLAIN else "entities"
+        return [(what, "\n".join(f"{name} {_tag_counts(examples[name])}" for name in names))]
     counts: dict[str, np.ndarray] = {name: task.rows_by_label(examples[name]) for name in names}
     if not all(len(count) for count in counts.values()):
         return []
@@ -55,6 +62,15 @@ def label_facts(task: Task, examples: dict[str, Any], data: TaskDataConfig) -> l
         weights = ", ".join(f"{task.output_names[label]} {task.class_weights[label]:.3g}" for label in shown)
         facts.append(("class weights", weights + (", ..." if rest else "")))
     return [*facts, *(_label_warnings(task, counts, shares, data) if "dev" in counts else [])]
+
+
+def _tag_counts(sentences: Sentences) -> str:
+    tags = (tag for tags in require(sentences.tags, "the tags") for tag in tags)
+    if sentences.scheme != PLAIN:
+        tags = (tag.removeprefix("B-") for tag in tags if tag.startswith("B-"))
+    counts = Counter(tags).most_common()
+    words = [f"{tag} {count:,}" for tag, count in counts[:SHOWN_LABELS]]
+    return ", ".join([*words, *([f"{len(counts) - len(words)} others"] if len(counts) > len(words) else [])]) or "none"
 
 
 def _label_warnings(

@@ -244,12 +244,27 @@ def test_many_labels_take_one_line(tmp_path: Path) -> None:
     assert "and 146 other labels differ as much" in words
 
 
-@pytest.mark.parametrize("task", ["regression", "tagging"])
-def test_other_tasks_have_no_shares_of_labels(tmp_path: Path, task: str) -> None:
-    content = {"text": "a", "label": 1, "words": ["a", "b"], "tags": ["X", "Y"]}
-    made_files(tmp_path, train_jsonl=json.dumps(content) + "\n", dev_jsonl=json.dumps(content) + "\n")
-    splits = splits_of(tmp_path, task)
+def test_scores_have_no_shares_of_labels(tmp_path: Path) -> None:
+    row = json.dumps({"text": "a", "label": 1}) + "\n"
+    made_files(tmp_path, train_jsonl=row, dev_jsonl=row)
+    splits = splits_of(tmp_path, "regression")
     assert label_facts(splits.task, splits.examples, splits.data) == []
+
+
+@pytest.mark.parametrize(
+    ("train", "dev", "facts"),
+    [
+        (["B-X", "I-X", "B-X", "B-Y"], ["O", "O", "B-X"], ("entities", "train X 2, Y 1\ndev X 1")),
+        (["S-X", "B-X", "E-X", "S-Y"], ["O", "O", "O"], ("entities", "train X 2, Y 1\ndev none")),
+        (["X", "X", "Y", "Z"], ["X", "Z", "Z"], ("tags", "train X 2, Y 1, Z 1\ndev Z 2, X 1")),
+    ],
+)
+def test_tags_are_counted(tmp_path: Path, train: list[str], dev: list[str], facts: tuple[str, str]) -> None:
+    files = {f"{name}_jsonl": json.dumps({"words": ["a"] * len(tags), "tags": tags}) + "\n"
+             for name, tags in (("train", train), ("dev", dev))}  # fmt: skip
+    made_files(tmp_path, **files)
+    splits = splits_of(tmp_path, "tagging")
+    assert label_facts(splits.task, splits.examples, splits.data) == [facts]
 
 
 def test_rows_that_are_cut_are_told(tmp_path: Path) -> None:
