@@ -1,6 +1,7 @@
 """The pages of the site that are made from the code: configuration, recipes, API and model families.
 
-A line ``<!-- generated: NAME -->`` of a page is replaced by what the function of that name in `GENERATED` returns.
+A line of a page that ends with ``<!-- generated: NAME -->`` is replaced by what the function of that name in
+`GENERATED` returns. The rest of the line says where else to look.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from bert.model.names import ARCHITECTURES
 
 DIFFERENCES = Path(__file__).parent.parent / "benchmarks" / "families.json"
 
-MARK = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
+MARK = re.compile(r"^(?:.* )?<!-- generated: (\w+) -->$", re.MULTILINE)
 
 TYPES = {int: "whole number", float: "number", bool: "true or false", str: "text", type(None): "null"}
 
