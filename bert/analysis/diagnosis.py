@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from bert.config import ColumnsConfig, FinetuneConfig, PretrainConfig
 from bert.config.run_file import check_vocabulary, load_run_config
 from bert.data.corpus.files import read_documents, require_readable_kind
-from bert.data.records import Records, read_records
+from bert.data.records import RECORDS, Records, read_records
 from bert.data.tables import file_suffix
 from bert.errors import UserError
 from bert.files import is_temporary, read_json
@@ -211,7 +211,7 @@ def diagnose_data(file: Path) -> tuple[dict[str, Any], UserError | None]:
 
 
 def _kind(suffix: str) -> str:
-    if suffix in (".csv", ".tsv", ".jsonl"):
+    if suffix in (".csv", ".tsv", *RECORDS):
         return "table"
     return {**dict.fromkeys(CONLL_SUFFIXES, "tagged words"), ".json": "questions"}.get(suffix, "corpus")
 
@@ -242,7 +242,7 @@ def _count_cells(records: Records, facts: dict[str, Any]) -> None:
             if value is not None and str(value).strip():
                 column["filled"] += 1
             if column["values"] is not None:
-                column["values"][value if isinstance(value, str) else json.dumps(value)] += 1
+                column["values"][value if isinstance(value, str) else json.dumps(value, default=str)] += 1
                 if len(column["values"]) > LABEL_VALUES:
                     column["values"] = None
 

@@ -134,7 +134,7 @@ def _table_inputs(path: Path, task: InputFormat) -> Iterator[Input]:
     """Reads the inputs below the header, or all lines if the configuration names the columns."""
     column_names = task.unnamed_table_columns
     dialect, rows = open_table(path, column_names or None, errors="surrogateescape")
-    line_number, first = next(rows, (1, []))
+    line_number, first = next((row for row in rows if row[1]), (1, []))
     if isinstance(first, str):
         raise UserError(f"{path}, line {line_number}: {first}")
     names = [name.strip() for name in first]

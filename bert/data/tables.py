@@ -65,9 +65,9 @@ def detect_dialect(lines: Iterable[str], is_csv: bool, header: Sequence[str] | N
       header: names of the columns of a file whose first row does not have them.
     """
     lines = iter(lines)
-    first = next(lines, "")
+    first = list(itertools.islice(lines, 2)) or [""]
     delimiter = _delimiter(first, 0 if header is None else len(header)) if is_csv else "\t"
-    return Dialect(delimiter, delimiter != "\t" or is_quoted(itertools.chain([first], lines)))
+    return Dialect(delimiter, delimiter != "\t" or is_quoted(itertools.chain(first, lines)))
 
 
 def csv_reader(lines: Iterable[str], delimiter: str = ",", strict: bool = True) -> Any:
@@ -123,12 +123,20 @@ def _unquote(row: Sequence[str]) -> list[str | None] | None:
         offset = match.end() + 1
 
 
-def _delimiter(first: str, width: int) -> str:
-    """Returns the delimiter that splits a first row into ``width`` cells, or if none does, into several cells."""
-    rows = {delimiter: csv_reader([first.replace("\r", " ")], delimiter, strict=False) for delimiter in DELIMITERS}
-    counts = {delimiter: len(next(row, ())) for delimiter, row in rows.items()}
-    fitting = [delimiter for delimiter, count in counts.items() if count == width]
-    return next(iter([*fitting, *(delimiter for delimiter, count in counts.items() if count > 1)]), ",")
+def _delimiter(first: Sequence[str], width: int) -> str:
+    """Returns the delimiter that splits the first of two lines into ``width`` cells.
+
+    If none does, it splits the first line into several cells, and if possible the second one into as many.
+    """
+
+    def cells(line: str, delimiter: str) -> int:
+        return len(next(csv_reader([line.replace("\r", " ")], delimiter, strict=False), ()))
+
+    counts = {delimiter: [cells(line, delimiter) for line in first] for delimiter in DELIMITERS}
+    fitting = [delimiter for delimiter, (count, *_) in counts.items() if count == width]
+    several = [delimiter for delimiter, (count, *_) in counts.items() if count > 1]
+    best = sorted(several, key=lambda delimiter: (len(set(counts[delimiter])) > 1, -counts[delimiter][0]))
+    return next(iter([*fitting, *best]), ",")
 
 
 def conversion(path: Path) -> str:

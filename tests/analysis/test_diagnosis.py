@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import shutil
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from bert.analysis.diagnosis import DAMAGED, IGNORED, MISSING, diagnose, diagnose_data
@@ -87,6 +90,11 @@ def test_a_table_with_empty_cells(tmp_path: Path, capsys) -> None:
     assert [state for state, _ in facts["problems"]] == [MISSING]
     assert main([str(file)]) == 0
     assert "rows 30" in capsys.readouterr().out
+    dates = [datetime.date(2026, 1, 1), None]
+    pq.write_table(pa.table({"text": ["a", "b"], "label": ["x", "y"], "day": dates}), tmp_path / "train.parquet")
+    facts, error = diagnose_data(tmp_path / "train.parquet")
+    assert (error, facts["kind"], facts["rows"]) == (None, "table", 2)
+    assert facts["columns"]["label"] == {"values": {"x": 1, "y": 1}, "empty": 0}
 
 
 CONTEXT = "Ann left New York."

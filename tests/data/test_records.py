@@ -168,6 +168,10 @@ def test_the_delimiter_of_csv_is_that_of_its_first_row(tmp_path: Path, delimiter
     assert list(unnamed.rows) == [(1, {"text": "so, so, so", "label": "1"})]
     assert read_records(made(tmp_path, "c.csv", "text,label\na;b\tc,1\n")).notes == []
     assert list(read_records(made(tmp_path, "d.csv", "text\na, b\n")).names) == ["text"]
+    for names in (("text", "label (0,1)"), ("text", "label", "note, extra"), ("text", "one, two, three")):
+        row = delimiter.join("ab"[: len(names)] + "c" * (len(names) - 2))
+        records = read_records(made(tmp_path, "e.csv", delimiter.join(names) + f"\n{row}\n"))
+        assert (records.names, len(list(records.rows))) == (names, 1)
 
 
 def test_blanks_around_the_names_of_columns_do_not_count(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import glob
 import hashlib
 import importlib.util
@@ -13,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from bert.data.corpus.data_sets import parquet_rows
-from bert.data.corpus.files import DECOMPRESSORS, Document, numbered_lines
+from bert.data.corpus.files import Document, numbered_lines
 from bert.data.corpus.quality_rules import Outcome, keep_unless
+from bert.data.tables import file_suffix, open_table
 from bert.errors import LOGGER, UserError
 from bert.files import load_json
 from bert.remote import fetch
@@ -150,13 +150,19 @@ def evaluation_files(names: list[str] | str) -> list[str]:
 def _texts(path: str) -> Iterator[str]:
     """Yields the texts of a file: strings of JSON, cells of tables, columns of Parquet, sentences of .conll files, and
     lines of other files."""
-    kind = Path(path.removesuffix(next((suffix for suffix in DECOMPRESSORS if path.endswith(suffix)), ""))).suffix
+    kind = file_suffix(Path(path))
+    if kind in (".csv", ".tsv"):
+        for number, cells in open_table(Path(path))[1]:
+            if isinstance(cells, str):
+                raise UserError(f"{path}, line {number}: {cells}")
+            yield from cells
+        return
     if kind == ".parquet":
         for _, row in parquet_rows(Path(path)):
             yield from _strings(row)
         return
     lines = (line for _, line in numbered_lines(Path(path)))
-    if kind in (".json", ".jsonl", ".ndjson"):
+    if kind in (".json", ".jsonl"):
         for number, text in enumerate(["\n".join(lines)] if kind == ".json" else lines, start=1):
             try:
                 yield from _strings(load_json(text)) if text.strip() else ()
@@ -167,8 +173,8 @@ def _texts(path: str) -> Iterator[str]:
             if has_words:
                 yield " ".join(row.split()[0] for row in rows)
     else:
-        for cells in csv.reader(lines) if kind == ".csv" else (line.split("\t") for line in lines):
-            yield from cells
+        for line in lines:
+            yield from line.split("\t")
 
 
 def _strings(value: Any) -> Iterator[str]:

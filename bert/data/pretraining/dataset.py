@@ -157,7 +157,9 @@ def dataset_settings(config: DataConfig, cache: Path, tokenizer: Tokenizer, shar
     settings |= filter_settings(config)
     if config.streaming:
         settings["stream"] = [HEAD_VERSION, HEAD_CHARACTERS, config.stream_readers, config.mixture_weights]
-    elif config.mixture_weights is not None or (isinstance(config.language, list) and not config.one_sentence_per_line):
+    elif config.mixture_weights is not None or (
+        isinstance(config.language, list) and (config.filters or not config.one_sentence_per_line)
+    ):
         settings["weights"] = config.mixture_weights
         settings["files"] = [len(places) for places in resolve_sources(config.train)]
         settings["eval_files"] = None if config.eval is None else [len(paths) for paths in resolve_sources(config.eval)]

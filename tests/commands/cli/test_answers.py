@@ -33,13 +33,14 @@ def inputs(path: Path, content: str | bytes, task: Any = None) -> list[Input]:
     ("name", "content"),
     [
         ("a.csv", 'ticket,queue,message\n7,x,"one, two"\n8,y,three\n'),
+        ("a.csv", '\n\nticket,queue,message\n7,x,"one, two"\n8,y,three\n'),
         ("a.csv", "ticket;queue;message\n7;x;one, two\n8;y;three\n"),
         ("a.tsv", "ticket\tqueue\tmessage\n7\tx\tone, two\n8\ty\tthree\n\n"),
         ("a.jsonl", '{"ticket": "7", "message": "one, two", "n": 1}\n{"message": "three", "ticket": "8"}\n\n'),
         ("a.tsv", "ticket\tmessage\n7\tone, two\n8\tthree\n".encode("utf-16")),
         ("a.csv.gz", gzip.compress(b'\xef\xbb\xbfmessage,ticket\r\n"one, two",7\r\nthree,8\r\n', mtime=0)),
     ],
-    ids=["comma", "semicolon", "tab", "JSON lines", "UTF-16", "gzip"],
+    ids=["comma", "empty lines first", "semicolon", "tab", "JSON lines", "UTF-16", "gzip"],
 )
 def test_tables_are_read_by_the_columns_of_the_run(name, content, tmp_path):
     inputs_read = inputs(tmp_path / name, content)

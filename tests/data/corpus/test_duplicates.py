@@ -121,6 +121,9 @@ SENTENCE = "The quick brown fox jumps over the lazy dog while seven old owls wat
     [
         ("dev.tsv", f"0\tno overlap at all here\n1\t{SENTENCE}\n"),
         ("dev.csv", f'label,text\n1,"{SENTENCE}"\n'),
+        ("lines.csv", 'text;label\n"' + SENTENCE.replace(" ", "\n") + '";1\n'),
+        ("lines.tsv", 'text\tlabel\n"' + SENTENCE.replace(" ", "\n") + '"\t1\n'),
+        ("long.csv", f'text,label\n"{"long " * 30_000}",1\n"{SENTENCE}",1\n'),
         ("dev.json", json.dumps({"data": [{"paragraphs": [{"context": SENTENCE, "qas": [3, None]}]}]})),
         ("dev.jsonl", json.dumps({"text": SENTENCE}) + "\n\n"),
         ("dev.txt", SENTENCE),

