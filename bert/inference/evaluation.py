@@ -309,8 +309,13 @@ def evaluate(
     evaluation = _with_answered(evaluation, min_confidence)
     if compare is None:
         return evaluation
-    theirs = relabelled(labelled, task_of(compare))
-    other, other_weighted = _score(compare, name, theirs, lambda _, features: compare.outputs(features, batch_size))
+    theirs, order = relabelled(labelled, task_of(compare))
+
+    def other_outputs(_: Any, features: Any) -> Outputs:
+        found: Outputs = compare.outputs(features, batch_size)
+        return found if order is None else [output[..., order] for output in found]
+
+    other, other_weighted = _score(compare, name, theirs, other_outputs)
     other = _with_answered(other, min_confidence)
     return dataclasses.replace(evaluation, comparison=_compare(evaluation, other, weighted, other_weighted))
 

@@ -198,19 +198,21 @@ def read_columns(
         cells = (fields[name] for _, fields in read for name in labels if name in fields)
         rows, labelled = iter(read), any(cell not in unlabelled for cell in cells)
     required = {**texts, **(labels if labelled else {}), **dict([id] if id else [])}
+    is_checked = False
     for index, (line_number, fields) in enumerate(rows):
         bad = labelled and any(is_missing(fields.get(name, "")) for name in may_lack)
         if bad or (records.skips_bad_rows and _is_bad(records, fields, filled, required)):
             skipped.append(line_number)
             continue
         try:
-            if index == 0 or records.names is None:
+            if not is_checked or records.names is None:
                 header = 1 if records.names and records.unit == "line" else line_number
                 records.require(header, fields, required)
+                is_checked = True
             texts_of_row = [_text(records, line_number, name, fields[name], may_be_empty) for name in texts]
             row_id = _row_id(records, line_number, fields, id, line_of_id) if id else str(index)
         except UserError as error:
-            if index == 0 and not set(required) <= set(fields):
+            if not is_checked and not set(required) <= set(fields):
                 raise
             faults.append((line_number, error))
             texts_of_row, row_id = [""] * len(texts), ""
@@ -329,6 +331,13 @@ def json_lines(rows: Any, name: str) -> str:
     return "".join(lines)
 
 
+def _category(value: Any) -> str:
+    """Returns a category as `label_text` writes it."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return value if isinstance(value, str) else json.dumps(value)
+
+
 def _declared_labels(rows: Any) -> dict[str, list[str]]:
     """Returns the labels of each class label column of a data set, or the used categories of a data frame's columns."""
     if _is_dataset(rows):
@@ -339,7 +348,7 @@ def _declared_labels(rows: Any) -> dict[str, list[str]]:
             column: getattr(getattr(rows[column], "dtype", None), "categories", None) for column in rows.columns
         }
         return {
-            str(column): [str(to_jsonable(name)) for name in names if (rows[column] == name).any()]
+            str(column): [_category(to_jsonable(name)) for name in names if (rows[column] == name).any()]
             for column, names in categories.items()
             if names is not None
         }

@@ -386,8 +386,15 @@ def _read_questions_with_choices(task: MultipleChoiceTask, data: Any, split: str
 # Two models
 
 
-def relabelled(labelled: Labelled, other: Task) -> Labelled:
-    """Returns the same examples for another model, with its labels and the same metrics.
+def relabelled(labelled: Labelled, other: Task) -> tuple[Labelled, list[int] | None]:
+    """Returns the same examples for another model, with the same metrics.
+
+    Of one label per row, the labels are in the order of the first model, because F1 is that of the second label. The
+    other model's labels that the first one lacks are last, and F1 is left out.
+
+    Returns:
+      The examples, and the indices by which the other model's outputs are put into the order of its labels; None for
+      outputs that are in order.
 
     Raises:
       UserError: the models are of different kinds, or the labels differ.
@@ -398,7 +405,7 @@ def relabelled(labelled: Labelled, other: Task) -> Labelled:
     if kinds[0] != kinds[1]:
         raise UserError(f"{other.name} predicts {kinds[1]}, but {task.name} {kinds[0]}: compare models of one kind")
     if isinstance(task, TokenClassificationTask) and isinstance(other, TokenClassificationTask):
-        return Labelled(other, other, replace(examples, tags=_named_tags(examples.tags, other)))
+        return Labelled(other, other, replace(examples, tags=_named_tags(examples.tags, other))), None
     if isinstance(task, QuestionAnsweringTask) and isinstance(other, QuestionAnsweringTask):
         other = replace(other, may_be_impossible=task.may_be_impossible)
     if isinstance(task, EmbeddingTask) and isinstance(other, EmbeddingTask):
@@ -412,22 +419,31 @@ def relabelled(labelled: Labelled, other: Task) -> Labelled:
             interaction=other.interaction,
         )
     if isinstance(labelled.scorer, SequenceClassificationTask) and isinstance(other, SequenceClassificationTask):
-        scorer = replace(other, metrics=labelled.scorer.metrics, main_metric=labelled.scorer.main_metric)
-        return Labelled(other, scorer, _relabelled_rows(examples, task, other))
+        other, examples, order = _in_label_order(task, examples, other)
+        metrics, main_metric = labelled.scorer.metrics, labelled.scorer.main_metric
+        if order is not None and len(order) > task.num_labels:
+            metrics = tuple(name for name in metrics if name != "f1") or ("accuracy",)
+            main_metric = main_metric if main_metric in metrics else metrics[0]
+        return Labelled(other, replace(other, metrics=metrics, main_metric=main_metric), examples), order
     if isinstance(task, SequenceToSequenceTask) and isinstance(other, SequenceToSequenceTask):
         other = replace(other, metrics=task.metrics)
-    return Labelled(other, other, examples)
+    return Labelled(other, other, examples), None
 
 
-def _relabelled_rows(examples: Any, task: Task, other: Task) -> Any:
+def _in_label_order(
+    task: Task, examples: Any, other: SequenceClassificationTask
+) -> tuple[SequenceClassificationTask, Any, list[int] | None]:
+    """Returns a task and examples whose labels are in one order, and the order of the task's outputs (`relabelled`)."""
     if not (isinstance(task, LabelTask) and isinstance(other, LabelTask)):
-        return examples
+        return other, examples, None
     names = (other.labels, other.label_names)
     found = match_labels(task.label_names, names, f"the model {task.name}", other.name)
-    order = np.array([found[name] for name in task.label_names])
-    labels = require(examples.labels, "the labels")
-    if labels.ndim == 1:
-        return replace(examples, labels=order[labels].astype(labels.dtype))
-    new = np.zeros((len(labels), other.num_labels), labels.dtype)
-    new[:, order] = labels
-    return replace(examples, labels=new)
+    order = [found[name] for name in task.label_names]
+    if isinstance(other, ClassificationTask):
+        order += [label for label in range(other.num_labels) if label not in order]
+        labels, label_names = (tuple(of[label] for label in order) for of in names)
+        return replace(other, labels=labels, label_names=label_names, class_weights=()), examples, order
+    given = require(examples.labels, "the labels")
+    new = np.zeros((len(given), other.num_labels), given.dtype)
+    new[:, order] = given
+    return other, replace(examples, labels=new), None

@@ -121,7 +121,7 @@ def _read_question(
         if key not in fields or is_blank(fields[key]):
             shown = f"no {key!r}" if key not in fields else f"{key} is empty"
             raise records.error(line_number, f"{shown}: give every question its right choice, {BAD_ROWS_FIX}")
-        answer = str(fields[key]).strip()
+        answer = label_text(records, line_number, key, fields[key]).strip()
         if answer not in names:
             raise records.error(line_number, f"{key} is {answer[:40]!r}: it must be one of {', '.join(names)}")
         label = names.index(answer)

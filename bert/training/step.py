@@ -93,7 +93,7 @@ def compute_gradients(
 
     def micro_batch_loss(params: Any, micro: dict[str, jax.Array]) -> tuple[jax.Array, WeightedSums]:
         losses, counts = loss.forward(params, micro, dropout(micro["rows"]))
-        means = {name: value / jnp.maximum(weights[name], 1.0) for name, (value, _) in losses.items()}
+        means = {name: value / jnp.where(weights[name] > 0, weights[name], 1.0) for name, (value, _) in losses.items()}
         return jnp.asarray(total_loss(means, loss.factors)), {**losses, **counts}
 
     def one(micro: dict[str, jax.Array]) -> tuple[Any, WeightedSums]:

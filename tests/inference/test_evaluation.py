@@ -126,11 +126,20 @@ def test_two_models_are_compared_on_the_same_rows(model, rows, tmp_path: Path, c
     same = model.evaluate(rows, compare=model).comparison
     assert same is not None and same.mcnemar == (0, 0, 1) and same.intervals["accuracy"] == (0, 0)
     # A model with the labels in another order scores the same.
+    model = dataclasses.replace(model, task=dataclasses.replace(model.task, metrics=("accuracy", "f1")))
     task = CustomClassification(labels=("positive", "negative"), label_names=("positive", "negative"))
     flipped = {name: value[..., ::-1] for name, value in model.params["classifier"].items()}
     other = dataclasses.replace(model, params={**model.params, "classifier": flipped}, task=task)
     again = model.evaluate(rows, compare=other).comparison
     assert again is not None and again.mcnemar == (0, 0, 1)
+    assert set(again.differences.values()) == {0.0} and set(again.intervals.values()) == {(0, 0)}
+    # One with a third label has no F1 of the second.
+    task = CustomClassification(labels=("positive", "neutral", "negative"), label_names=("+", "0", "-"))
+    wider = {name: np.insert(value, 1, -99 * (name == "bias"), axis=-1) for name, value in flipped.items()}
+    third = dataclasses.replace(model, params={**model.params, "classifier": wider}, task=task)
+    compared = model.evaluate(rows, compare=third).comparison
+    assert compared is not None and "f1" not in compared.metrics
+    assert set(compared.differences.values()) == {0.0} and compared.mcnemar == (0, 0, 1)
 
 
 def test_files_are_written_for_other_rows(model, rows, tmp_path: Path, drawn) -> None:

@@ -6,7 +6,8 @@ import datasets
 import numpy as np
 import pandas as pd
 
-from bert.tasks.columns import json_lines
+from bert.data.records import Records
+from bert.tasks.columns import json_lines, label_text, table_files
 
 ROWS = [{"text": "fine ☃", "label": "good", "weight": 0.5}, {"text": "b", "label": "bad", "weight": None}]
 
@@ -25,6 +26,16 @@ def test_lists_data_frames_and_data_sets_are_the_same_lines():
 
 def test_scalars_of_numpy_are_numbers():
     assert json_lines([{"label": np.int64(3), "score": np.float32(0.5)}], "train") == '{"label": 3, "score": 0.5}\n'
+
+
+def test_categories_are_written_as_labels():
+    for values in ([True, False, True], [2.0, 1.0, 2.0], ["b", "a", "b"]):
+        files = table_files(pd.DataFrame({"label": pd.Series(values, dtype="category")}), "train")
+        rows = [json.loads(line)["label"] for line in files["train.jsonl"].splitlines()]
+        records = Records("train", iter([]))
+        written = [label_text(records, 1, "label", value) for value in rows]
+        [declared] = (json.loads(text)["label"] for name, text in files.items() if name != "train.jsonl")
+        assert declared == sorted(set(written))
 
 
 def test_a_set_is_a_list_in_order():

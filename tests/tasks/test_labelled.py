@@ -157,12 +157,15 @@ def test_embeddings_are_scored_by_their_columns() -> None:
 
 def test_a_second_model_gets_its_own_labels() -> None:
     labelled = read(published(), ROWS)
-    other = relabelled(labelled, published(names=("positive", "neutral", "negative", "mixed")))
-    assert other.examples.labels.tolist() == [0, 2, 1]
-    assert other.scorer.metrics == labelled.scorer.metrics
+    other, order = relabelled(labelled, published(names=("positive", "mixed", "neutral", "negative")))
+    assert other.examples.labels.tolist() == labelled.examples.labels.tolist()
+    assert order == [3, 2, 0, 1]
+    assert other.task.output_names == other.scorer.output_names == ("negative", "neutral", "positive", "mixed")
+    assert other.scorer.metrics == tuple(name for name in labelled.scorer.metrics if name != "f1")
     several = read(published(problem="multi_label_classification"), [{"text": "a", "label": ["neutral"]}])
     reordered = published(names=("neutral", "positive", "negative"), problem="multi_label_classification")
-    assert relabelled(several, reordered).examples.labels.tolist() == [[1, 0, 0]]
+    multilabel, order = relabelled(several, reordered)
+    assert (multilabel.examples.labels.tolist(), order) == ([[1, 0, 0]], None)
     for wrong, message in (
         (published(names=("LABEL_0",)), "predicts a score, but org/model one label"),
         (published("question_answering", ()), "question_answering"),

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from bert.errors import UserError
-from bert.tasks import multiple_choice
+from bert.tasks import find_task, multiple_choice
+from bert.tasks.columns import table_files
 from bert.tasks.multiple_choice import Examples
 
 HEADER = ",video-id,sent1,sent2,ending0,ending1,ending2,ending3,label\n"
@@ -131,6 +134,14 @@ def test_some_right_choices_are_no_file_without(tmp_path):
         with pytest.raises(UserError, match=f"line {number}: no 'answerKey'"):
             multiple_choice.read(write(tmp_path, content, "test.jsonl"), labelled=None)
     assert multiple_choice.read(write(tmp_path, line(answer=None), "bare.jsonl"), labelled=None).labels is None
+
+
+def test_a_data_frame_with_a_missing_answer_has_floats(tmp_path):
+    frame = pd.DataFrame({"question": ["a", "b", "c"], "choices": [["x", "y"]] * 3, "answerKey": [0, 1, None]})
+    for name, content in table_files(frame, "train").items():
+        (tmp_path / name).write_text(content)
+    read = dataclasses.replace(find_task("multiple_choice"), skips_bad_rows=True).read(tmp_path, "train")
+    assert read.labels.tolist() == [0, 1]
 
 
 def test_missing_files_are_named(tmp_path):

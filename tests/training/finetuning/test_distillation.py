@@ -145,6 +145,19 @@ def test_the_labels_have_the_gradient_of_an_ordinary_run() -> None:
     np.testing.assert_allclose(grads["kernel"], plain["kernel"], rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.medium
+def test_labelled_rows_that_are_rarer_than_batches_keep_their_weight() -> None:
+    """The expected number of labelled rows of a batch may be below 1."""
+    kind = "sequence_classification"
+    batch, params = batch_of(kind), params_of(kind)
+    scaled = []
+    for share in (0.5, 0.1 / B):
+        batch |= {"labelled_share": np.full(B, share, np.float32)}
+        grads, _ = sharded_gradients(loss_of(kind, 1e-30), params, batch, 1, 1)
+        scaled.append(grads["kernel"] * share)
+    np.testing.assert_allclose(scaled[1], scaled[0], rtol=1e-5, atol=1e-8)
+
+
 def test_stored_outputs_are_used_for_the_same_rows_and_weights_only(tmp_path: Path) -> None:
     targets = RANDOM.normal(size=(4, 2)).astype(np.float32)
     rows = TaughtRows(None, targets, 4, None, "key")  # type: ignore[arg-type]
