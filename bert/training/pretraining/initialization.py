@@ -155,7 +155,7 @@ def start_from_teacher(params: Params, config: ModelConfig, teacher: Teacher, lo
 
 
 def _with_layers(encoder: Params, config: ModelConfig, teacher: Teacher) -> tuple[Params, list[int]]:
-    """Returns the student's encoder with the teacher's layers and embedding LayerNorm, if their shapes match.
+    """Returns the student's encoder with the teacher's layers, embedding LayerNorm and projection, if shapes match.
 
     Returns:
         The encoder, and the numbers of the teacher's layers that it contains, from 1.
@@ -170,13 +170,15 @@ def _with_layers(encoder: Params, config: ModelConfig, teacher: Teacher) -> tupl
         name: _of_one_shape(own, source["encoder"].get(names.get(name, name)))
         for name, own in encoder["encoder"].items()
     }
-    embeddings = {**encoder["embeddings"]}
-    if "norm" in embeddings:
-        embeddings["norm"] = _of_one_shape(embeddings["norm"], source["embeddings"].get("norm"))
+    parts = {
+        name: _of_one_shape(encoder["embeddings"][name], source["embeddings"].get(name))
+        for name in ("norm", "projection")
+        if name in encoder["embeddings"]
+    }
     fitting = [
         number + 1 for name, number in zip(names, sources, strict=True) if layers[name] is not encoder["encoder"][name]
     ]
-    return {**encoder, "encoder": layers, "embeddings": embeddings}, fitting
+    return {**encoder, "encoder": layers, "embeddings": {**encoder["embeddings"], **parts}}, fitting
 
 
 def _of_one_shape(own: Params, source: Params | None) -> Params:

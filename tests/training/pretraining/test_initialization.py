@@ -110,6 +110,15 @@ def test_a_teacher_with_narrow_embeddings_has_its_projections_drawn() -> None:
 
 
 @pytest.mark.medium
+def test_a_student_with_its_teachers_narrow_embeddings_gets_their_projection() -> None:
+    narrow = dataclasses.replace(WIDE, embedding_size=CONFIG.hidden_size)
+    teacher = teacher_of(narrow)
+    _, started, _ = start(narrow, teacher)
+    jax.tree.map(np.testing.assert_array_equal, started["bert"]["embeddings"], teacher.params["bert"]["embeddings"])
+    jax.tree.map(np.testing.assert_array_equal, started["bert"]["encoder"], teacher.params["bert"]["encoder"])
+
+
+@pytest.mark.medium
 def test_positions_are_matched_where_one_of_the_models_counts_from_two() -> None:
     teacher = teacher_of(dataclasses.replace(CONFIG, position_offset=2))
     _, started, _ = start(CONFIG, teacher)
