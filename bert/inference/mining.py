@@ -46,7 +46,7 @@ def mine_negatives(
         scorer: a cross-encoder (`Pretrained`) whose scores replace the similarity of embeddings.
         label: label, if the scorer is a classifier (see `rank`).
         num_negatives: maximum number of negatives per row. Those with the highest scores are chosen.
-        top_k: number of retrieved documents per query, from which negatives are chosen.
+        top_k: number of retrieved documents per query besides its positives, from which negatives are chosen.
         margin: minimum difference between the scores.
         relative_margin: minimum difference as a share of the positive's score.
         batch_size: number of texts per batch.
@@ -68,10 +68,11 @@ def mine_negatives(
         positives_of.setdefault(query, set()).add(positive)
     max_others = len(documents) - min(len(texts.intersection(documents)) for texts in positives_of.values())
     _check_mining(num_negatives, top_k, max_others, margin=margin, relative_margin=relative_margin)
-    retrieved = _retrieve(model, queries, positives, documents, top_k, batch_size)
+    found = top_k + max(map(len, positives_of.values()))  # of which the positives are left out
+    retrieved = _retrieve(model, queries, positives, documents, found, batch_size)
     mined, num_dropped = [], 0
     for row, query, positive, (own_score, scored) in zip(fields, queries, positives, retrieved, strict=True):
-        candidates = [(text, score) for text, score in scored if text not in positives_of[query]]
+        candidates = [(text, score) for text, score in scored if text not in positives_of[query]][:top_k]
         if scorer is not None:
             texts = [positive, *(text for text, _ in candidates)]
             ranked = scorer.rank(query, texts, label, batch_size)
@@ -115,14 +116,14 @@ def max_negative_score(positive: float, margin: float, relative_margin: float) -
 
 
 def _retrieve(
-    model: Any, queries: list[str], positives: list[Any], documents: list[Any], top_k: int, batch_size: int
+    model: Any, queries: list[str], positives: list[Any], documents: list[Any], number: int, batch_size: int
 ) -> Iterator[tuple[float, list[tuple[Any, float]]]]:
-    """Yields the similarity of each row's positive, and the nearest documents with theirs, best first."""
+    """Yields the similarity of each row's positive, and ``number`` nearest documents with theirs, best first."""
     similarity = model.pooling_or_default.similarity
     distinct = {query: index for index, query in enumerate(dict.fromkeys(queries))}
     vectors = model.embed(list(distinct), batch_size, "query")
     blocks = blocks_of(model.embed(documents, batch_size, "document"))
-    nearest = find_nearest(vectors, blocks, min(top_k, len(documents)), similarity)
+    nearest = find_nearest(vectors, blocks, min(number, len(documents)), similarity)
     answers = {positive: index for index, positive in enumerate(dict.fromkeys(positives))}
     answer_vectors = model.embed(list(answers), batch_size, "document")
     for query, positive in zip(queries, positives, strict=True):
@@ -130,7 +131,7 @@ def _retrieve(
         pair = (vectors[index : index + 1], [answer_vectors[answer : answer + 1]])
         score = find_nearest(*pair, 1, similarity).scores[0, 0]
         scored = zip(nearest.indices[index], map(float, nearest.scores[index]), strict=True)
-        yield float(score), [(documents[number], score) for number, score in scored]
+        yield float(score), [(documents[place], score) for place, score in scored]
 
 
 def _read_rows(rows: Any) -> tuple[list[dict[str, Any]], list[str], list[str]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -21,6 +21,7 @@ from bert.errors import UserError
 from bert.metrics import softmax
 from bert.model.names import ENCODER_DECODER
 from bert.tasks.base import Task
+from bert.tasks.sequence_classification.base import LabelTask
 from bert.tasks.sequence_classification.classification import Label
 from bert.tokenizer.hf_settings import NO_LIMIT
 from bert.tokenizer.library import special_ids
@@ -164,6 +165,7 @@ def zero_shot(
     data = with_long_texts(model.data, long_texts, task)
     features = task.features(model.tokenizer, task.examples_from_inputs(pairs), data)
     logits = np.array(model.outputs(features, batch_size)).reshape(-1, len(sentences), task.num_labels)
+    logits = logits / cast(LabelTask, task).temperature
     return [best_label(of_text, labels, entailed, opposite, multi_label) for of_text in logits]
 
 

@@ -33,6 +33,9 @@ from bert.remote import fetch
 from bert.runs.metrics_log import to_jsonable
 from bert.tasks.base import Task
 
+PANDAS_NULLS = ("NAType", "NaTType")
+"""Types of the missing values of pandas that are no floats."""
+
 KEYS = ("train", "dev", "test", "column_names", "columns")
 """The keys of ``data`` that name files and columns."""
 
@@ -302,6 +305,7 @@ def table_files(rows: Any, name: str) -> dict[str, str]:
     Raises:
       UserError: the rows are invalid (see `json_lines`).
     """
+    rows = _read_whole(rows)
     files = {f"{name}.jsonl": json_lines(rows, name)}
     if declared := _declared_labels(rows):
         files[declared_labels_file(Path(f"{name}.jsonl")).name] = json.dumps(declared) + "\n"
@@ -312,20 +316,24 @@ def json_lines(rows: Any, name: str) -> str:
     """Returns rows in memory as JSON lines.
 
     Args:
-      rows: dictionaries by column, a pandas data frame, or a `datasets.Dataset`, whose class labels become names.
+      rows: dictionaries by column, a pandas data frame, or a data set of `datasets`, whose class labels become names.
       name: name of the rows in messages.
 
     Raises:
-      UserError: the rows have another type, or there are none.
+      UserError: the rows have another type, a cell has bytes, or there are no rows.
     """
     lines = []
-    for number, row in enumerate(_rows(rows, name), 1):
+    for number, row in enumerate(_rows(_read_whole(rows), name), 1):
         if not isinstance(row, Mapping):
             raise UserError(
                 f"{name}, row {number} is {reprlib.repr(row)}: pass a dictionary of columns for each row, for "
                 "classification {'text': ..., 'label': ...}"
             )
-        lines.append(json.dumps(to_jsonable(dict(row))) + "\n")
+        for column, value in row.items():
+            if isinstance(value, bytes):
+                raise UserError(f"{name}, row {number}: {column} is {value[:40]!r}: decode it to a text")
+        cells = {column: None if type(value).__name__ in PANDAS_NULLS else value for column, value in row.items()}
+        lines.append(json.dumps(to_jsonable(cells)) + "\n")
     if not lines:
         raise UserError(f"{name} has no rows: pass at least one")
     return "".join(lines)
@@ -355,6 +363,15 @@ def _declared_labels(rows: Any) -> dict[str, list[str]]:
     return {}
 
 
+def _read_whole(rows: Any) -> Any:
+    """Returns a streaming data set with known features as one in memory, and other rows unchanged."""
+    if _is_dataset(rows) or getattr(rows, "features", None) is None:
+        return rows
+    import datasets
+
+    return datasets.Dataset.from_list(list(rows), features=rows.features)
+
+
 def _is_dataset(rows: Any) -> bool:
     return hasattr(rows, "features") and hasattr(rows, "flatten")
 
@@ -367,6 +384,9 @@ def _rows(rows: Any, name: str) -> Iterable[Any]:
     if _is_dataset(rows):
         return (row for _, row in dataset_records(name, {name: rows}, name).rows)
     if _is_data_frame(rows):
+        if not rows.columns.is_unique:
+            twice = rows.columns[rows.columns.duplicated()][0]
+            raise UserError(f"{name} has several columns with the name {twice!r}: give each its own name")
         return rows.astype(object).where(rows.notna(), None).to_dict("records")
     if isinstance(rows, Mapping) and isinstance(rows.get("data"), list):  # SQuAD's layout
         return cast(list[Any], rows["data"])

@@ -282,7 +282,8 @@ def read_with_new_labels(data: Any, split: str, columns: Mapping[str, str]) -> L
     Raises:
       UserError: the data cannot be read, or has a single label.
     """
-    found = _sequence_reader(CustomClassification(), split, _in_memory(data), columns)
+    data = _in_memory(data)
+    found = _sequence_reader(CustomClassification(), split, data, columns)
     reader = _NewLabels(**{field.name: getattr(found, field.name) for field in dataclasses.fields(found)})
     examples = reader.labelled_examples(data, split)
     task = replace(reader, labels=examples.label_words, label_names=examples.label_words)

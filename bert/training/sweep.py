@@ -101,6 +101,8 @@ def sweep(
     if function not in PREPARE:
         raise UserError(f"{function!r:.60} is no function that trains: pass bert.finetune or bert.pretrain")
     config_class, prepare_run = PREPARE[function]
+    # Every trial reads the rows.
+    arguments = {name: list(value) if isinstance(value, Iterator) else value for name, value in arguments.items()}
 
     def prepare(values: Mapping[str, Any], folder: str | None) -> launch.RunRequest[Any]:
         return prepare_run(config, output_dir=folder or output_dir, swept=values, **arguments)

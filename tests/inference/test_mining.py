@@ -61,6 +61,10 @@ def test_negatives_are_the_nearest_documents_below_the_margin(model: bert.Pretra
     assert left_out > 0, "the margin does something"
     assert said[0].endswith(f"{left_out} documents were too close to the positive")
     assert [row["negatives"] for row in model.mine_negatives(ROWS, CORPUS, margin=9)] == [[], [], []]
+    own = model.mine_negatives(
+        [{"query": q, "positive": q} for q in CORPUS], None, num_negatives=2, top_k=2, relative_margin=0
+    )
+    assert [len(row["negatives"]) for row in own] == [2] * len(CORPUS)  # the positive is none of the two
     own = model.mine_negatives([{"query": q, "positive": q} for q in CORPUS], None, num_negatives=2)
     assert {text for row in own for text in row["negatives"]} <= set(CORPUS)
 

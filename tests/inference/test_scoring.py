@@ -42,6 +42,10 @@ def test_each_label_is_asked_with_the_text(model: bert.Pretrained) -> None:
         assert answer.label == labels[int(shares.argmax())] == next(iter(answer.probabilities))
     each = 1 / (1 + np.exp(logits[:, 0] - logits[:, 2]))
     assert [alone.probabilities[label] for label in labels] == pytest.approx(each.tolist(), abs=1e-6)
+    softer = dataclasses.replace(model, task=dataclasses.replace(model.task, calibration=4.0))
+    [answer] = softer.zero_shot(["d"], labels, "x {}")
+    shares = np.exp(logits[:, 2] / 4) / np.exp(logits[:, 2] / 4).sum()
+    assert [answer.probabilities[label] for label in labels] == pytest.approx(shares.tolist(), abs=1e-6)
     assert model.zero_shot([], labels) == []
     assert model.zero_shot("d", ["e"], "x {}") == model.zero_shot("d", ["e"], "x {}", multi_label=True)
     assert model.zero_shot("d", iter(labels), "x {}", multi_label=True) == alone

@@ -5,8 +5,10 @@ import json
 import datasets
 import numpy as np
 import pandas as pd
+import pytest
 
 from bert.data.records import Records
+from bert.errors import UserError
 from bert.tasks.columns import json_lines, label_text, table_files
 
 ROWS = [{"text": "fine ☃", "label": "good", "weight": 0.5}, {"text": "b", "label": "bad", "weight": None}]
@@ -26,6 +28,21 @@ def test_lists_data_frames_and_data_sets_are_the_same_lines():
 
 def test_scalars_of_numpy_are_numbers():
     assert json_lines([{"label": np.int64(3), "score": np.float32(0.5)}], "train") == '{"label": 3, "score": 0.5}\n'
+
+
+def test_missing_values_of_pandas_are_null_and_bytes_an_error():
+    rows = [{"text": "a", "label": pd.NA, "day": pd.NaT}]
+    assert json_lines(rows, "train") == '{"text": "a", "label": null, "day": null}\n'
+    with pytest.raises(UserError, match=r"train, row 2: text is b'b': decode it to a text"):
+        json_lines([{"text": "a"}, {"text": b"b"}], "train")
+    with pytest.raises(UserError, match="train has several columns with the name 'text'"):
+        json_lines(pd.DataFrame([["a", "b"]], columns=["text", "text"]), "train")
+
+
+def test_a_streaming_data_set_keeps_its_labels():
+    features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])})
+    whole = datasets.Dataset.from_dict({"text": ["a", "b", "c"], "label": [1, -1, 0]}, features=features)
+    assert table_files(whole.to_iterable_dataset(), "train") == table_files(whole, "train")
 
 
 def test_categories_are_written_as_labels():

@@ -13,7 +13,7 @@ from bert.errors import UserError
 from bert.model.pooling import Pooling
 from bert.tasks import TASKS
 from bert.tasks.base import Task
-from bert.tasks.labelled import embedding_task, match_labels, read_labelled, relabelled
+from bert.tasks.labelled import embedding_task, match_labels, read_labelled, read_with_new_labels, relabelled
 from bert.tasks.registry import published_task
 from bert.tasks.sequence_classification.custom import CustomClassification
 
@@ -153,6 +153,11 @@ def test_embeddings_are_scored_by_their_columns() -> None:
     assert read(task, [{"text_a": "a", "text_b": "b", "score": 0.5}]).task.main_metric == "spearman"
     assert read(task, [{"text": "a", "label": "x"}, {"text": "b", "label": "x"}]).task.main_metric == "accuracy"
     assert read(task, queries).task.settings.query_prompt == "query: "
+
+
+def test_rows_of_a_generator_have_their_own_labels() -> None:
+    rows = [{"text": "a", "label": "x"}, {"text": "b", "label": "y"}]
+    assert read_with_new_labels(iter(rows), "dev", {}).task.num_labels == 2
 
 
 def test_a_second_model_gets_its_own_labels() -> None:

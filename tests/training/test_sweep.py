@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -107,6 +108,21 @@ def test_mistakes_are_found_before_the_first_trial(sst2_arguments, tmp_path, mon
     with pytest.raises(UserError, match=r"^--trials needs optuna.*'bert-jax\[opt"):
         main([*arguments, f"--sweep={RATE}=1e-5..1e-4", "--trials=2"])
     assert not folder.exists()
+
+
+def test_every_trial_reads_the_rows_of_a_generator(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    requests = []
+
+    def run_sweep(space: Any, num_trials: Any, prepare: Any, callbacks: Any) -> list[Any]:
+        requests.extend(prepare({"seed": seed}, str(tmp_path / str(seed))) for seed in (0, 1))
+        return []
+
+    monkeypatch.setattr(bert.training.sweep, "run_sweep", run_sweep)
+    rows = ({"text": f"row {number}", "label": number % 2} for number in range(8))
+    overrides = {"training.steps": 1, "training.epochs": None}
+    bert.sweep(bert.finetune, "classification", {"seed": [0, 1]}, train=rows, overrides=overrides, init="none")
+    assert [request.config.seed for request in requests] == [0, 1]
+    assert len({request.tables["train.jsonl"] for request in requests}) == 1
 
 
 def test_keys_that_change_the_loss_itself_are_told() -> None:
