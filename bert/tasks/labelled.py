@@ -390,8 +390,8 @@ def _read_questions_with_choices(task: MultipleChoiceTask, data: Any, split: str
 def relabelled(labelled: Labelled, other: Task) -> tuple[Labelled, list[int] | None]:
     """Returns the same examples for another model, with the same metrics.
 
-    Of one label per row, the labels are in the order of the first model, because F1 is that of the second label. The
-    other model's labels that the first one lacks are last, and F1 is left out.
+    The labels of classifiers are in the order of the first model, because F1 scores the second label. Labels that only
+    the other model has are last, and F1 is left out.
 
     Returns:
       The examples, and the indices by which the other model's outputs are put into the order of its labels; None for
