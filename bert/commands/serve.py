@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from bert.commands.cli.arguments import (
@@ -94,6 +95,6 @@ def main(argv: list[str]) -> int:
 def _named(argument: str) -> tuple[str, str]:
     """Splits NAME=MODEL. The name of a model without one is the last part of its path."""
     name, separator, source = argument.partition("=")
-    if not separator or not name.isidentifier():
+    if not separator or re.fullmatch(r"\w[\w.-]*", name) is None or Path(argument).exists():
         name, source = Path(argument).name, argument
     return name, readable_path(source, "model")

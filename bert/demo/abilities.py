@@ -131,7 +131,8 @@ def abilities_of(model: Pretrained) -> list[Ability]:
         abilities.append(_mask_filling(model))
     if compares and not writes:
         abilities.append(_similarity(model))
-    abilities.append(_attention(model))
+    if not model.config.is_static:
+        abilities.append(_attention(model))
     sample = _sample_input(model)
     return [_with_sample(ability, sample) for ability in abilities] if sample else abilities
 

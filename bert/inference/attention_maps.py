@@ -107,9 +107,11 @@ def compute_attention_map(model: Pretrained, text: Text, target: str | Continuat
             ``details``. The result is then the cross-attention for this target.
 
     Raises:
-        UserError: the input is not a text or a pair of texts, a text is empty, or the model has no decoder for a
-            target.
+        UserError: the input is not a text or a pair of texts, a text is empty, or the model has no layers, or no
+            decoder for a target.
     """
+    if model.config.is_static:
+        raise UserError(f"{model.source} is a table of embeddings without attention: use a model with layers")
     text = as_text_or_pair(text, 1)
     if not all(part.strip() for part in ([text] if isinstance(text, str) else text)):
         raise UserError("the text is empty: pass at least one word")

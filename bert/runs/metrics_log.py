@@ -148,8 +148,13 @@ def scored_splits(results: dict[str, Any]) -> list[str]:
     ]
 
 
+PANDAS_NULLS = ("NAType", "NaTType")
+"""Types of the missing values of pandas that are no floats."""
+
+
 def to_jsonable(value: Any) -> Any:
-    """Converts a value for JSON: arrays and sorted sets to lists, NaN and infinities to None, paths to strings."""
+    """Converts a value for JSON: arrays and sorted sets to lists, NaN, infinities and pandas.NA to None, paths to
+    strings."""
     if isinstance(value, dict):
         return {str(key): to_jsonable(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -160,6 +165,8 @@ def to_jsonable(value: Any) -> Any:
         return to_jsonable(value.tolist())
     if isinstance(value, float):
         return value if math.isfinite(value) else None
+    if type(value).__name__ in PANDAS_NULLS:
+        return None
     return value if value is None or isinstance(value, (bool, int, str)) else str(value)
 
 

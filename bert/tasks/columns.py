@@ -33,9 +33,6 @@ from bert.remote import fetch
 from bert.runs.metrics_log import to_jsonable
 from bert.tasks.base import Task
 
-PANDAS_NULLS = ("NAType", "NaTType")
-"""Types of the missing values of pandas that are no floats."""
-
 KEYS = ("train", "dev", "test", "column_names", "columns")
 """The keys of ``data`` that name files and columns."""
 
@@ -332,8 +329,7 @@ def json_lines(rows: Any, name: str) -> str:
         for column, value in row.items():
             if isinstance(value, bytes):
                 raise UserError(f"{name}, row {number}: {column} is {value[:40]!r}: decode it to a text")
-        cells = {column: None if type(value).__name__ in PANDAS_NULLS else value for column, value in row.items()}
-        lines.append(json.dumps(to_jsonable(cells)) + "\n")
+        lines.append(json.dumps(to_jsonable(dict(row))) + "\n")
     if not lines:
         raise UserError(f"{name} has no rows: pass at least one")
     return "".join(lines)

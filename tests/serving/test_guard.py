@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bert.commands.serve import _named
 from bert.serving.guard import MAX_BODY, RequestGuard, hosts_of, is_local
 
 JSON = ((b"content-type", b"application/json"),)
@@ -97,3 +99,13 @@ def test_uploads_are_rejected() -> None:
     form = [(b"Content-Type", b"Multipart/form-data; boundary=x")]
     assert status_of(path="/gradio_api/component_server", headers=form) == 403
     assert status_of(path="/login", headers=form) == 200
+
+
+def test_a_model_may_have_the_name_of_a_published_one(tmp_path: Path) -> None:
+    model = str(tmp_path / "run")
+    Path(model).mkdir()
+    for name in ("encoder", "all-MiniLM-L6-v2", "text-embedding-3.5"):
+        assert _named(f"{name}={model}") == (name, model)
+    assert _named(model) == ("run", model)
+    (tmp_path / "a=b").mkdir()
+    assert _named(str(tmp_path / "a=b")) == ("a=b", str(tmp_path / "a=b"))

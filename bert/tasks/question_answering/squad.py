@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,11 @@ from bert.config import ColumnsConfig
 from bert.data.records import BAD_ROWS_FIX, Records, SkippedRows, listed_numbers
 from bert.errors import UserError, convert, without_surrogates
 from bert.files import parse_json, require_text, write_atomic
-from bert.tasks.columns import read_columns
+from bert.tasks.columns import is_missing, read_columns
 from bert.tasks.question_answering.span_features import Answer, Answers, Example
+
+Numbered = tuple[int, Mapping[str, Any]]
+"""Line number and fields of a question."""
 
 
 @dataclass(frozen=True)
@@ -224,7 +227,7 @@ def read_questions(
     first = next(questions, None)
     if first is not None:
         names = _usual_names(first[1], names)
-        records = replace(records, rows=itertools.chain([first], questions))
+        records = replace(records, rows=_consistent(records, names.answer, itertools.chain([first], questions)))
     labels = {names.answer: "data.columns.answer"}
     if names.answer_start is not None:
         labels[names.answer_start] = "data.columns.answer_start"
@@ -261,7 +264,16 @@ def read_questions(
     return Dataset(examples, misplaced, columns.labels is not None, columns.notes, impossible)
 
 
-def _flat_rows(line_number: int, fields: Mapping[str, Any]) -> list[tuple[int, Mapping[str, Any]]]:
+def _consistent(records: Records, answer: str, questions: Iterable[Numbered]) -> Iterator[Numbered]:
+    """Yields the questions. Raises UserError for a question with an answer that is marked as impossible."""
+    for line_number, fields in questions:
+        if fields.get("is_impossible") is True and fields.get(answer) not in (None, "", []):
+            fix = "is_impossible is true but there is an answer: remove one or the other"
+            raise records.error(line_number, fix)
+        yield line_number, fields
+
+
+def _flat_rows(line_number: int, fields: Mapping[str, Any]) -> list[Numbered]:
     """Returns the questions of a row: itself, or all questions of an article in SQuAD's nested layout.
 
     Answers in an object, or in a list of objects as in SQuAD, become the fields ``answers.text`` and
@@ -276,7 +288,7 @@ def _flat_rows(line_number: int, fields: Mapping[str, Any]) -> list[tuple[int, M
             if isinstance(question, Mapping)
             for flat in _flat_rows(line_number, {"context": paragraph.get("context"), **question})
         ]
-    answers = fields.get("answers")
+    answers = [] if "answers" in fields and is_missing(fields["answers"]) else fields.get("answers")
     if isinstance(answers, list) and all(isinstance(answer, Mapping) for answer in answers):
         answers = {key: [answer.get(key) for answer in answers] for key in ("text", "answer_start")}
     if isinstance(answers, Mapping):

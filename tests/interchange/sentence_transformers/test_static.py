@@ -13,7 +13,9 @@ import bert
 from bert.analysis.diagnosis import diagnose
 from bert.analysis.inspection import summarize
 from bert.commands.reports import inspect_command
+from bert.demo.abilities import abilities_of
 from bert.errors import UserError
+from bert.inference.attention_maps import compute_attention_map
 from bert.interchange.sentence_transformers.names import STATIC_EMBEDDING, TOKEN_TABLE
 from bert.model.pooling import PooledDense, Pooling
 from bert.tokenizer.vocabulary import save_tokenizer
@@ -56,6 +58,9 @@ def test_the_mean_has_no_special_tokens(folder: Path) -> None:
     assert model.embed(["one"], long_texts="windows").shape == (1, 6)
     model.warm_up()
     assert "a table without layers, hidden size 6" in repr(model)
+    with pytest.raises(UserError, match="is a table of embeddings without attention"):
+        compute_attention_map(model, "one text")
+    assert "attention" not in [ability.name for ability in abilities_of(model)]
 
 
 def test_a_prompt_is_part_of_the_text(folder: Path) -> None:

@@ -57,6 +57,20 @@ def test_several_answers_none_and_places_that_are_looked_for(tmp_path: Path) -> 
     assert "answer 'Bob' does not stand" in message
 
 
+def test_null_answers_and_impossible_questions(tmp_path: Path) -> None:
+    """Compares rows with data sets on the hub and with files of SQuAD."""
+    fields = {name: ROW[name] for name in ("question", "context")}
+    one = {**fields, "id": "q1", "answers": {"text": ["Ann"], "answer_start": [16]}}
+    none = {**fields, "id": "q2", "answers": None}
+    for rows in ((one, none), (none, one)):
+        by_id = {example.id: example for example in questions(tmp_path, *rows).examples}
+        assert (by_id["q1"], by_id["q2"].answers, by_id["q2"].is_impossible) == (READ, (), True)
+    assert questions(tmp_path, {**none, "is_impossible": True}, one).examples[0].is_impossible
+    article = {"paragraphs": [{"context": ROW["context"], "qas": [{**one, "is_impossible": True}]}]}
+    for row in ({**one, "is_impossible": True}, {**ROW, "is_impossible": True}, article):
+        assert "is_impossible is true but there is an answer" in error_of(tmp_path, row)
+
+
 def test_an_answer_elsewhere_is_counted_or_an_error_when_asked(tmp_path: Path) -> None:
     moved = {**ROW, "answer_start": 15}
     dataset = questions(tmp_path, moved)
