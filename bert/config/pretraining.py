@@ -278,9 +278,10 @@ class PretrainConfig:
         for number, config in enumerate([self, *(phase_configs(self) if self.phases else [])]):
             section, length = f"phases.{number}" if number else "data", config.data.sequence_length
             if length > self.model.max_position_embeddings:
+                positions = self.model.max_position_embeddings
                 raise UserError(
-                    f"{section}.sequence_length is {length}, but model.max_position_embeddings is "
-                    f"{self.model.max_position_embeddings}: set the length to at most that"
+                    f"{section}.sequence_length is {length}, but model.max_position_embeddings is {positions}: set "
+                    f"{section}.sequence_length to at most {positions}"
                 )
 
     def _check_direction(self) -> None:

@@ -1,6 +1,6 @@
 """Embeddings of texts: prompts, tasks with adapters, separate models for queries, and an embedding per token.
 
-The functions are methods of `bert.Pretrained`.
+The functions are methods of `bert.Pretrained`, except `lengths_to_embed`, which the server calls.
 """
 
 from __future__ import annotations

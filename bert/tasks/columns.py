@@ -317,7 +317,7 @@ def json_lines(rows: Any, name: str) -> str:
       name: name of the rows in messages.
 
     Raises:
-      UserError: the rows have another type, a cell has bytes, or there are no rows.
+      UserError: the rows have another type, a cell contains bytes, or there are no rows.
     """
     lines = []
     for number, row in enumerate(_rows(_read_whole(rows), name), 1):
@@ -327,12 +327,18 @@ def json_lines(rows: Any, name: str) -> str:
                 "classification {'text': ..., 'label': ...}"
             )
         for column, value in row.items():
-            if isinstance(value, bytes):
-                raise UserError(f"{name}, row {number}: {column} is {value[:40]!r}: decode it to a text")
+            if _has_bytes(value):
+                raise UserError(f"{name}, row {number}: {column} is {reprlib.repr(value)}: decode bytes to a text")
         lines.append(json.dumps(to_jsonable(dict(row))) + "\n")
     if not lines:
         raise UserError(f"{name} has no rows: pass at least one")
     return "".join(lines)
+
+
+def _has_bytes(value: Any) -> bool:
+    """Returns whether a cell is bytes, or a list or an array with bytes."""
+    is_list = isinstance(value, list | tuple) or getattr(value, "dtype", None) == object
+    return isinstance(value, bytes) or (is_list and any(map(_has_bytes, value)))
 
 
 def _category(value: Any) -> str:

@@ -268,8 +268,8 @@ def _consistent(records: Records, answer: str, questions: Iterable[Numbered]) ->
     """Yields the questions. Raises UserError for a question with an answer that is marked as impossible."""
     for line_number, fields in questions:
         if fields.get("is_impossible") is True and fields.get(answer) not in (None, "", []):
-            fix = "is_impossible is true but there is an answer: remove one or the other"
-            raise records.error(line_number, fix)
+            problem = "is_impossible is true but there is an answer"
+            raise records.error(line_number, f"{problem}: remove one or the other")
         yield line_number, fields
 
 
