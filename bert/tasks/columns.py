@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+import numpy as np
+
 from bert.config import TaskDataConfig
 from bert.data.corpus.files import DECOMPRESSORS
 from bert.data.records import (
@@ -337,7 +339,7 @@ def json_lines(rows: Any, name: str) -> str:
 
 def _has_bytes(value: Any) -> bool:
     """Returns whether a cell is bytes, or a list or an array with bytes."""
-    is_list = isinstance(value, list | tuple) or getattr(value, "dtype", None) == object
+    is_list = isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.dtype.kind in "OS")
     return isinstance(value, bytes) or (is_list and any(map(_has_bytes, value)))
 
 
