@@ -151,6 +151,7 @@ def test_an_adapter_in_peft_s_format_answers_as_the_run(
     loaded = [bert.load(tmp_path / "adapter"), bert.load(tmp_path / "base", adapter=tmp_path / "adapter")]
     half = bert.load(tmp_path / "base", dtype="bfloat16")
     loaded += [bert.load(base, adapter=tmp_path / "adapter") for base in (half, in_memory)]
+    assert {leaf.dtype for leaf in jax.tree.leaves(loaded[-2]._device_params)} == {np.dtype("float32")}
     for model in loaded:
         assert model.labels == run_model.labels
         for answer, right in zip(model.predict(texts), expected, strict=True):
