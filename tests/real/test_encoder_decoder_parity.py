@@ -157,14 +157,15 @@ def test_generation_token_for_token(settings: dict, drawn: Drawn) -> None:
     )  # fmt: skip
     found = drawn.model.generate(sources(), details=True, max_tokens=MOST, num_samples=count, **settings)
     answers = [answer for of_text in found for answer in of_text] if count > 1 else found
-    # Where two hypotheses are nearly equal at some step, rounding may decide which of them continues.
-    ties = compare(answers, out.sequences.numpy()[:, 1:], most_ties=len(answers) // 100 if count > 1 else 0)
     lengths = np.bincount([len(answer.token_ids) for answer in answers], minlength=MOST)
     print(f"{len(answers)} texts; of each length {lengths.tolist()}")
     assert (lengths > 0).sum() >= 4, "texts of one length prove little"
+    different = differences(answers, out.sequences.numpy()[:, 1:])
     if count > 1:
         scores, theirs = np.array([answer.score for answer in answers]), out.sequences_scores.numpy()
-        np.testing.assert_allclose(np.delete(scores, ties), np.delete(theirs, ties), atol=3e-4)
+        np.testing.assert_allclose(scores, theirs, rtol=1e-6)  # float32 sums of at most 15 terms
+    # One text has two hypotheses whose scores differ by 1e-7 of their size, so that rounding decides which comes first.
+    assert len(different) <= (2 if count > 1 else 0), different
 
 
 def generate(drawn: Drawn, reference, **settings):
@@ -174,15 +175,14 @@ def generate(drawn: Drawn, reference, **settings):
         return reference.generate(rows["input_ids"], attention_mask=rows["attention_mask"], **settings)
 
 
-def compare(answers: list, expected: np.ndarray, most_ties: int = 0) -> list[int]:
-    """Asserts that all but at most `most_ties` continuations have equal tokens. Returns the indices of the others."""
+def differences(answers: list, expected: np.ndarray) -> list[int]:
+    """The indices of the continuations whose tokens are not the expected ones."""
     different = []
     for number, (answer, theirs) in enumerate(zip(answers, expected, strict=True)):
         ids = [*answer.token_ids, *([END] if answer.ended else [])]
         # transformers fills with the end token where padding is 0
         if ids != theirs[: len(ids)].tolist() or not set(theirs[len(ids) :]) <= {PAD, END}:
             different.append(number)
-    assert len(different) <= most_ties, different
     return different
 
 
@@ -192,5 +192,5 @@ def test_settings_of_generation_are_the_defaults_on_both_sides(drawn: Drawn, tmp
     again = bert.load(tmp_path / "ours")
     assert again.decoding == model.decoding
     reference = transformers.EncoderDecoderModel.from_pretrained(tmp_path / "ours").eval()
-    compare(again.generate(sources(), details=True), generate(drawn, reference).numpy()[:, 1:])
+    assert not differences(again.generate(sources(), details=True), generate(drawn, reference).numpy()[:, 1:])
     assert [answer.target for answer in again.predict(sources()[:2])] == again.generate(sources()[:2])
