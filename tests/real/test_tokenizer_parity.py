@@ -78,6 +78,8 @@ def test_ids_of_a_language_equal_transformers(language, kind, tmp_path):
     texts = [PARAGRAPHS[language], unicodedata.normalize("NFD", PARAGRAPHS[language]), *PARAGRAPHS.values(), *HARD]
     for text, encoding, ids in zip(texts, ours.encode_batch(texts), theirs(texts)["input_ids"], strict=True):
         assert encoding.ids == ids, text
+    pair = ours.encode(texts[0], texts[1])
+    assert theirs(texts[0], texts[1]).get("token_type_ids", [0] * len(pair.ids)) == pair.type_ids
     again = load_tokenizer(tmp_path)
     assert [encoding.ids for encoding in again.encode_batch(texts)] == theirs(texts)["input_ids"]
     assert tokenizer_fingerprint(again) == tokenizer_fingerprint(ours)

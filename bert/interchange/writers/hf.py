@@ -322,6 +322,8 @@ def _verify(model: ModelBundle, folder: Path) -> str:
     for tokenizer, place in published_tokenizers(model, folder):
         if (text := find_tokenizer_mismatch(tokenizer, place, model.config.max_position_embeddings)) is not None:
             raise ExportError(f"{model.source}: transformers' tokenizer returns other ids for {text!r}: not exported")
+    if model.config.type_vocab_size > 1 and not has_equal_types(published_tokenizer(model), folder):
+        raise ExportError(f"{model.source}: transformers' tokenizer returns other token types: not exported")
     return f"{verified}, logits within {difference:.1g} of transformers', token ids equal"
 
 
@@ -337,6 +339,14 @@ def find_tokenizer_mismatch(tokenizer: Tokenizer, folder: Path, max_length: int)
     expected = reference(texts, truncation=True, max_length=max_length)["input_ids"]
     rows = zip(texts, expected, tokens.offsets, tokens.offsets[1:], strict=False)
     return next((text for text, ids, start, end in rows if ids != tokens.ids[start:end].tolist()), None)
+
+
+def has_equal_types(tokenizer: Tokenizer, folder: Path) -> bool:
+    """Returns whether transformers' tokenizer gives the tokens of a pair the same types."""
+    import transformers
+
+    ours, pair = tokenizer.encode(*SAMPLES[:2]), transformers.AutoTokenizer.from_pretrained(folder)(*SAMPLES[:2])
+    return bool(pair.get("token_type_ids", [0] * len(ours.ids)) == ours.type_ids)
 
 
 @contextlib.contextmanager

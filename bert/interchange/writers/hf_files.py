@@ -26,7 +26,7 @@ from bert.interchange.sentence_transformers.names import CROSS_ENCODER
 from bert.interchange.writers.long_texts import long_text_usage
 from bert.metrics.tagging_schemes import is_span_tag
 from bert.model.names import has_decoder
-from bert.tokenizer.hf_settings import set_prefix_space, truncation_side
+from bert.tokenizer.hf_settings import GENERIC_CLASSES, set_prefix_space, truncation_side
 from bert.tokenizer.library import library_errors, special_ids
 from bert.tokenizer.vocabulary import save_tokenizer
 
@@ -84,6 +84,9 @@ def published_tokenizers(model: ModelBundle, folder: Path) -> list[tuple[Tokeniz
     return [(published_tokenizer(model), folder), *target]
 
 
+TYPED_INPUTS = ["input_ids", "token_type_ids", "attention_mask"]
+
+
 def save_published_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int, segments: bool = True) -> None:
     """Writes tokenizer.json, the vocabulary, tokenizer_config.json and special_tokens_map.json.
 
@@ -108,7 +111,9 @@ def save_published_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int
         config["truncation_side"] = "left"
     if content["post_processor"] is not None and row_template(tokenizer).has_third_type:
         config["padding_side"] = "left"  # classifiers read the last position
-        config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
+        config["model_input_names"] = TYPED_INPUTS
+    elif config["tokenizer_class"] in GENERIC_CLASSES:  # makes no types by default
+        config["model_input_names"] = TYPED_INPUTS
     if not segments or _has_one_type(content["post_processor"]):
         config["model_input_names"] = ["input_ids", "attention_mask"]
     for name, content in (("tokenizer_config.json", config), ("special_tokens_map.json", names)):

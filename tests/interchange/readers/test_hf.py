@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from flax import traverse_util
 from safetensors.numpy import load_file
+from tokenizers import Tokenizer, normalizers
 
 import bert
 from bert.commands.export import main as export
@@ -210,6 +211,19 @@ def test_a_tokenizer_makes_segments_for_a_model_of_two_alone(count: int, made, t
     made("BertForSequenceClassification", dataclasses.replace(CONFIG, type_vocab_size=count)).save(tmp_path / "out")
     content = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
     assert ("model_input_names" not in content) == (count == 2)
+
+
+def test_a_tokenizer_without_a_class_of_its_own_declares_its_types(made, tmp_path: Path) -> None:
+    """transformers' generic class makes none by default."""
+    model = made("BertForSequenceClassification")
+    tokenizer = Tokenizer.from_str(model.tokenizer.to_str())
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), tokenizer.normalizer])
+    model.replace(tokenizer=tokenizer).save(tmp_path / "out")
+    content = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
+    assert content["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert content["model_input_names"] == ["input_ids", "token_type_ids", "attention_mask"]
+    [segment_a_length] = tokenize(bert.load(tmp_path / "out").tokenizer, [("a", "b")], 8).segment_a_lengths
+    assert segment_a_length == 3
 
 
 def test_pairs_have_one_type_where_the_tokenizer_gives_none(made, tmp_path: Path) -> None:
