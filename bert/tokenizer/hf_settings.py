@@ -1,4 +1,4 @@
-"""Reads tokenizer_config.json and added_tokens.json, which change how a vocabulary next to them tokenizes text."""
+"""Reads tokenizer_config.json, added_tokens.json and special_tokens_map.json, which say how to tokenize a text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 NO_LIMIT = 2**31 - 1
 """Length of a row that is not truncated."""
 
-SETTINGS, ADDED = "tokenizer_config.json", "added_tokens.json"
+SETTINGS, ADDED, SPECIAL = "tokenizer_config.json", "added_tokens.json", "special_tokens_map.json"
 
 _FLAGS = (
     *("do_lower_case", "strip_accents", "tokenize_chinese_chars", "add_prefix_space"),
@@ -30,6 +30,9 @@ _WORD_PIECE = {
     for fast in ("", "Fast")
 }
 """Tokenizer classes of transformers that read a bare vocab.txt like BERT."""
+GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
+_WITHOUT_TYPES = ("DistilBert", "MPNet", "Roberta", "XLMRoberta")
+"""Models whose tokenizer classes make no token_type_ids, unless model_input_names has them."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ class TokenizerSettings:
         truncation_side: "left" or "right", the end at which a long text is truncated.
         model_input_names: arrays that transformers passes to the model, such as token_type_ids.
         added: (id, token, flags) of each token that was added to the vocabulary.
+        special: tokens of the vocabulary that are not split in texts, such as the markers of entities.
         tokenizer_class: class of transformers.
         reader: class that reads the folder: a class of the folder's code, ``tokenizer_class``, or config.json's class.
     """
@@ -56,8 +60,16 @@ class TokenizerSettings:
     truncation_side: str | None = None
     model_input_names: tuple[str, ...] | None = None
     added: tuple[tuple[int, str, tuple[tuple[str, bool], ...]], ...] = ()
+    special: tuple[str, ...] = ()
     tokenizer_class: str | None = None
     reader: str | None = None
+
+    @property
+    def has_token_types(self) -> bool:
+        """Whether transformers passes the model different token types for the texts of a pair."""
+        if self.model_input_names is not None:
+            return "token_type_ids" in self.model_input_names
+        return not (self.tokenizer_class or "").startswith(_WITHOUT_TYPES)
 
     def require_wordpiece(self, folder: Path) -> None:
         """Raises UserError if a bare vocab.txt belongs to a class that splits words differently from BERT."""
@@ -75,7 +87,9 @@ class TokenizerSettings:
         from tokenizers import AddedToken, normalizers
 
         steps = tokenizer.normalizer
-        if isinstance(steps, normalizers.BertNormalizer):
+        # The class without a model takes all of tokenizer.json.
+        is_whole = self.tokenizer_class in GENERIC_CLASSES and (folder / "tokenizer.json").is_file()
+        if isinstance(steps, normalizers.BertNormalizer) and not is_whole:
             names = {"lowercase": "do_lower_case", "handle_chinese_chars": "tokenize_chinese_chars"}
             for name, key in {**names, "strip_accents": "strip_accents"}.items():
                 if (value := getattr(self, key)) is not None:
@@ -85,17 +99,20 @@ class TokenizerSettings:
             set_truncation_side(tokenizer, self.truncation_side)
         if self.add_prefix_space is not None:
             set_prefix_space(tokenizer, self.add_prefix_space)
-        known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+        known = {token.content: token for token in tokenizer.get_added_tokens_decoder().values()}
         for number, content, flags in self.added:
-            if content in known:
-                continue
             token = AddedToken(content, **dict(flags))
+            if content in known and all(getattr(known[content], name) == value for name, value in flags):
+                continue
             (tokenizer.add_special_tokens if token.special else tokenizer.add_tokens)([token])
             if tokenizer.token_to_id(content) != number:
                 raise UserError(
                     f"{folder}: the added token {content!r} has the id {number}, but its vocabulary has "
                     f"{tokenizer.token_to_id(content)}: copy all tokenizer files from one source"
                 )
+        for content in self.special:
+            if content not in known and tokenizer.token_to_id(content) is not None:  # else the model has no row for it
+                tokenizer.add_special_tokens([AddedToken(content, special=True)])
 
 
 def set_prefix_space(tokenizer: Tokenizer, add: bool) -> None:
@@ -173,6 +190,7 @@ def read_settings(folder: Path) -> TokenizerSettings:
         truncation_side=side,
         model_input_names=tuple(inputs) if isinstance(inputs, list) else None,
         added=_read_added(folder, content),
+        special=_read_special(content, read_object(folder / SPECIAL)),
         tokenizer_class=kind if isinstance(kind, str) else None,
         reader=reader if isinstance(reader, str) else None,
     )
@@ -205,6 +223,17 @@ def _read_added(folder: Path, content: dict[str, Any]) -> tuple[tuple[int, str, 
             raise UserError(f"{folder / SETTINGS}: added_tokens_decoder is not a table of numbered tokens: copy it")
         added[int(number)] = (token["content"], {flag: bool(token[flag]) for flag in _TOKEN if flag in token})
     return tuple((token_id, text, tuple(flags.items())) for token_id, (text, flags) in sorted(added.items()))
+
+
+def _read_special(*contents: dict[str, Any]) -> tuple[str, ...]:
+    """Returns the special tokens that the settings name beside those with a role."""
+    named: list[Any] = []
+    for content in contents:
+        for key in ("additional_special_tokens", "extra_special_tokens"):
+            given = content.get(key) or []
+            named += given.values() if isinstance(given, dict) else given if isinstance(given, list) else []
+    texts = [token.get("content") if isinstance(token, dict) else token for token in named]
+    return tuple(dict.fromkeys(text for text in texts if isinstance(text, str) and text))
 
 
 def read_object(file: Path) -> dict[str, Any]:

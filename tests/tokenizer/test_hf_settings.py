@@ -126,3 +126,40 @@ def test_a_sentencepiece_file_is_numbered_by_the_class_of_transformers(folder: P
     assert (settings.tokenizer_class, settings.reader) == ("CamembertTokenizer", "my.Own")
     (folder / SETTINGS).unlink()
     assert tokens(folder, "a b") == ["a", "b"]
+
+
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "special_tokens_map.json"])
+@pytest.mark.parametrize("key", ["additional_special_tokens", "extra_special_tokens"])
+def test_special_tokens_of_the_settings_are_read_whole(folder: Path, file: str, key: str) -> None:
+    (folder / "vocab.txt").write_text("\n".join([*PIECES, "[E1]", "[E2]"]) + "\n", encoding="utf-8")
+    assert tokens(folder, "a [E1] b") != ["a", "[E1]", "b"]
+    (folder / file).write_text(json.dumps({key: ["[E1]", {"content": "[E2]", "lstrip": False}, "[NONE]"]}))
+    assert tokens(folder, "a [E1] b [E2]") == ["a", "[E1]", "b", "[E2]"]
+    assert load_tokenizer(folder).token_to_id("[NONE]") is None, "the model has no row for it"
+
+
+def test_declared_flags_replace_those_of_the_vocabulary(folder: Path) -> None:
+    load_tokenizer(folder).save(str(folder / "tokenizer.json"))
+    flags = {"lstrip": True, "rstrip": False, "normalized": False, "single_word": False, "special": True}
+    (folder / SETTINGS).write_text(json.dumps({"added_tokens_decoder": {"4": {"content": "[MASK]", **flags}}}))
+    assert load_tokenizer(folder).encode("a [MASK]", add_special_tokens=False).offsets[1] == (1, 8)
+
+
+def test_the_class_without_a_model_takes_the_steps_of_tokenizer_json(folder: Path) -> None:
+    load_tokenizer(folder).save(str(folder / "tokenizer.json"))  # lower-cases
+    (folder / SETTINGS).write_text('{"do_lower_case": false, "tokenizer_class": "PreTrainedTokenizerFast"}')
+    assert tokens(folder, "A") == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "has_types"),
+    [
+        ({"tokenizer_class": "DistilBertTokenizer"}, False),
+        ({"tokenizer_class": "BertTokenizer"}, True),
+        ({"tokenizer_class": "MPNetTokenizerFast", "model_input_names": ["input_ids", "token_type_ids"]}, True),
+        ({}, True),
+    ],
+)
+def test_the_class_says_whether_there_are_token_types(folder: Path, settings: dict, has_types: bool) -> None:
+    (folder / SETTINGS).write_text(json.dumps(settings))
+    assert read_settings(folder).has_token_types == has_types

@@ -429,8 +429,7 @@ def _tokenizer(texts: Path, folder: Path, config: ModelConfig, family: Family, l
             f"{family.own_tokenizer}: set it to BertTokenizer if the model was trained with that"
         )
     tokenizer = load_tokenizer(texts, log=log, settings=settings)
-    has_types = settings.model_input_names is None or "token_type_ids" in settings.model_input_names
-    if is_wordpiece(tokenizer) and config.type_vocab_size > 1 and not has_types:
+    if is_wordpiece(tokenizer) and config.type_vocab_size > 1 and not settings.has_token_types:
         set_one_token_type(tokenizer)
     # transformers gives tokens with the padding id the position of padding.
     counted_from, padding = config.position_offset - 1, special_ids(tokenizer).find("pad")
