@@ -54,8 +54,8 @@ class PretrainConfig:
     init_state: bool = False
     """Continue from the whole training state of init, which is RUN@STEP: weights, optimizer, step and data position.
     training.steps then includes the steps of init. All keys may differ except the model's, data.input_format,
-    training.objective, optimizer.name, and whether optimizer.max_grad_norm, optimizer.spike_deviations and
-    training.z_loss are used."""
+    training.objective, distillation, optimizer.name, and whether optimizer.max_grad_norm, optimizer.spike_deviations,
+    training.z_loss and training.label_smoothing are used."""
     seed: Seed = 0
     """Seed of the initial weights, the order of the data, masks and dropout."""
     mlm_bias_init: Literal["unigram", "zeros"] = "unigram"

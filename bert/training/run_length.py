@@ -100,22 +100,34 @@ def num_equal_steps(
 
 
 def _steps_of(config: PretrainConfig | FinetuneConfig, total_steps: int, limit: int) -> np.ndarray:
-    """Returns [S, 3] float64: number of the phase, learning rate and share of the FLOPS weight of each step."""
+    """Returns [S, 4] float64: phase, rows, learning rate and share of the FLOPS weight of each step.
+
+    Rows are 0 in fine-tuning, where they do not depend on the number of steps.
+    """
     ramp = num_flops_ramp_steps(config, total_steps) if isinstance(config, FinetuneConfig) else None
-    spans: list[tuple[int, int, OptimizerConfig, tuple[int, int]]] = [
-        (0, total_steps, config.optimizer, (0, total_steps))
+    spans: list[tuple[int, int, OptimizerConfig, tuple[int, int], list[int]]] = [
+        (0, total_steps, config.optimizer, (0, total_steps), [0, 0])
     ]
     if isinstance(config, PretrainConfig):
         phases = resolve_phases(config, total_steps)
-        spans = [(phase.first, phase.end, phase.config.optimizer, phase.schedule_steps) for phase in phases]
-    rows = [np.zeros((0, 3))]
-    for number, (first, end, optimizer, (start, last)) in enumerate(spans):
+        spans = [
+            (
+                phase.first,
+                phase.end,
+                phase.config.optimizer,
+                phase.schedule_steps,
+                [phase.number, phase.config.training.batch_size],
+            )
+            for phase in phases
+        ]
+    rows = [np.zeros((0, 4))]
+    for first, end, optimizer, (start, last), facts in spans:
         if first == end:
             continue  # a phase beyond the steps of the run
         steps = np.arange(first, max(first, min(end, limit)))
         rates = learning_rate_schedule(optimizer, last, start)(jnp.asarray(steps))
         shares = np.ones(len(steps)) if ramp is None else np.minimum(steps / max(ramp, 1), 1)
-        rows.append(np.stack([np.full(len(steps), number), np.asarray(rates, np.float64), shares], axis=1))
+        rows.append(np.column_stack([np.tile(facts, (len(steps), 1)), np.asarray(rates, np.float64), shares]))
     return np.concatenate(rows)
 
 

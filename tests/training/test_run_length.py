@@ -203,9 +203,13 @@ def test_a_branch_may_decay_with_other_batches_and_another_corpus(pretrain, sour
     assert [line["step"] for line in lines] == [10]
     assert lines[0]["learning_rate"] == pytest.approx(3e-3 / 4)
     # The corpus and its seed are others, so that its first row is read in step 9.
-    assert json.loads((run / "branch.json").read_text()) == {"step": 8, "rows": {}}
+    recorded = json.loads((run / "branch.json").read_text())
+    assert recorded["step"] == 8 and list(recorded["rows"].values()) == [64], "of the source's corpus"
     moments, before = (state_of(path)["opt_state"]["1"]["mu"] for path in (run, source))
     assert jax.tree.structure(moments) == jax.tree.structure(before)
+    back = pretrain(tmp_path / "back", 11, "--init_state=true", f"--init={run}@10", *CONSTANT)
+    again = json.loads((back / "branch.json").read_text())["rows"]
+    assert again.items() > recorded["rows"].items() and sorted(again.values()) == [8, 64]
 
 
 @pytest.mark.medium

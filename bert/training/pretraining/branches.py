@@ -65,8 +65,8 @@ def restore_branched(checkpoints: Checkpoints, folder: Path, step: int, log: Log
             raise UserError(
                 f"init_state is true, but the training state of {folder} cannot be continued ({error}): keep "
                 "what the run is trained with (optimizer.name, optimizer.max_grad_norm, whether "
-                "optimizer.spike_deviations is null, data.input_format, training.objective, whether "
-                "training.z_loss is 0), or remove init_state to take the weights alone"
+                "optimizer.spike_deviations is null, data.input_format, training.objective, distillation, whether "
+                "training.z_loss and training.label_smoothing are 0), or remove init_state to take the weights alone"
             ) from None
 
 
@@ -106,7 +106,7 @@ def branch_start(
         source = cast(PretrainConfig, load_run_config(folder))
         of_source = [_examples_name(phase, tokenizer, progress) for phase in phase_configs(source)]
         rows = rows_read(resolve_phases(source, max(step, source.training.steps or 0)), of_source, step, _read(folder))
-        start = BranchStart(step, {name: count for name, count in rows.items() if name in names})
+        start = BranchStart(step, {name: count for name, count in rows.items() if name})
         write_atomic(run.path / BRANCH_FILE, json.dumps(start._asdict()))
         positions = folder / STREAM_FILE  # from which the rows of a stream are reached quickly
         if positions.is_file() and source.data.shuffle_buffer == run.config.data.shuffle_buffer:

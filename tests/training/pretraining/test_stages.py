@@ -139,6 +139,19 @@ def test_extending_the_last_stage_keeps_the_steps_before() -> None:
     assert num_equal_steps(config_of(decaying, 50), 50, config_of(decaying, 80), 80, 50) == 21
 
 
+@pytest.mark.medium
+def test_a_ramp_of_few_steps_changes_with_their_number() -> None:
+    """Parts of a ramp are left out if it has fewer steps than parts."""
+    ramp = [PhaseConfig(batch_size_ramp=[2, 4, 8], ramp_share=0.05)]
+    before, after = config_of(ramp, 40), config_of(ramp, 60)
+    rows = [
+        [p.config.training.batch_size for p in resolve_phases(one, n) for _ in range(p.first, p.end)][:40]
+        for one, n in ((before, 40), (after, 60))
+    ]
+    same = next(step for step in range(40) if rows[0][step] != rows[1][step])
+    assert num_equal_steps(before, 40, after, 60, 40) == same
+
+
 @pytest.mark.parametrize(
     ("phase", "parts"),
     [
