@@ -34,7 +34,13 @@ NGRAM = 13
 MIN_NGRAM = 8
 """Minimum words of an evaluation text; one of fewer than `NGRAM` words is compared whole (the same appendix)."""
 
-_WORD = re.compile(r"\w+")
+_UNSPACED_SCRIPTS = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai and Lao, Burmese, Khmer
+    "\u3041-\u30ff\u31f0-\u31ff\uff66-\uff9f"  # kana
+    "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"  # Chinese characters
+)
+_WORD = re.compile(rf"[{_UNSPACED_SCRIPTS}]|[^\W{_UNSPACED_SCRIPTS}]+")
+"""A word, or a character of a script without spaces between words."""
 
 UNSPACED = 20
 """Mean characters per word above which a text has no spaces between words. Its characters are then compared."""

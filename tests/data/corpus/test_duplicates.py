@@ -159,6 +159,18 @@ def test_a_short_evaluation_text_is_compared_whole(tmp_path: Path, caplog: pytes
     assert "dev.txt has no text of 8 words, and removes nothing" in caplog.text
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["今天天气很好，我们去公园，看到很多花，还有小鸟。", "วันนี้อากาศดีมาก เราไปสวน", "昨日は雨が、降っていました。"],
+    ids=["zh", "th", "ja"],
+)
+def test_evaluation_texts_without_spaces_are_found_by_characters(text: str, tmp_path: Path) -> None:
+    (tmp_path / "dev.txt").write_text(text)
+    contamination = Contamination([str(tmp_path / "dev.txt")])
+    assert contamination(0, ["before", f"Some English words and {text}"]).document is None
+    assert contamination(0, ["before", text[:9] + "x" + text[10:12]]).document is not None
+
+
 def test_a_missing_or_damaged_evaluation_set_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"data\.decontaminate: no file matches nowhere/\*\.tsv"):
         Contamination("nowhere/*.tsv")
