@@ -64,10 +64,11 @@ def detect_dialect(lines: Iterable[str], is_csv: bool, header: Sequence[str] | N
       is_csv: whether the file is called ``.csv``; otherwise the delimiter is a tab.
       header: names of the columns of a file whose first row does not have them.
     """
-    lines = iter(lines)
-    first = list(itertools.islice(lines, 2)) or [""]
+    lines, ahead = itertools.tee(lines)
+    first = list(itertools.islice((line for line in ahead if line.strip("\r\n")), 2)) or [""]
+    del ahead  # or all lines would be kept for it
     delimiter = _delimiter(first, 0 if header is None else len(header)) if is_csv else "\t"
-    return Dialect(delimiter, delimiter != "\t" or is_quoted(itertools.chain(first, lines)))
+    return Dialect(delimiter, delimiter != "\t" or is_quoted(lines))
 
 
 def csv_reader(lines: Iterable[str], delimiter: str = ",", strict: bool = True) -> Any:
@@ -187,11 +188,11 @@ def open_table(
         characters are accepted as well.
     """
     dialect = Dialect("\t", quoted=False) if literal_quotes else table_dialect(path, header, errors)
-    lines = numbered_lines(path, utf_16=True, errors=errors)
+    lines = numbered_lines(path, utf_16=True, errors=errors, keep_ends=dialect.quoted)  # cells may have line ends
     if errors == "strict":
         lines = _without_nul(path, lines)
     if dialect.quoted:
-        return dialect, _quoted_rows(csv_reader((f"{line}\n" for _, line in lines), dialect.delimiter))
+        return dialect, _quoted_rows(csv_reader((line for _, line in lines), dialect.delimiter))
     return dialect, ((line_number, line.split("\t") if line else []) for line_number, line in lines)
 
 

@@ -42,7 +42,7 @@ def test_quotes_are_characters_in_tsv_and_quotes_in_csv(tmp_path: Path) -> None:
     assert tsv.names == ("text", "label")
     assert list(tsv.rows) == [(2, {"text": '"so, \x85 so', "label": "1"})]
     csv = read_records(made(tmp_path, "a.csv", 'text,label\r\n"so, ""so""\r\non",1\r\n\r\nfine,0\r\n'))
-    assert list(csv.rows) == [(2, {"text": 'so, "so"\non', "label": "1"}), (5, {"text": "fine", "label": "0"})]
+    assert list(csv.rows) == [(2, {"text": 'so, "so"\r\non', "label": "1"}), (5, {"text": "fine", "label": "0"})]
     jsonl = read_records(made(tmp_path, "a.jsonl", '{"text": "so\\tso", "label": 1}\n\n{"text": "x", "more": [1]}\n'))
     assert jsonl.names is None
     assert list(jsonl.rows) == [(1, {"text": "so\tso", "label": 1}), (3, {"text": "x", "more": [1]})]
@@ -172,6 +172,18 @@ def test_the_delimiter_of_csv_is_that_of_its_first_row(tmp_path: Path, delimiter
         row = delimiter.join("ab"[: len(names)] + "c" * (len(names) - 2))
         records = read_records(made(tmp_path, "e.csv", delimiter.join(names) + f"\n{row}\n"))
         assert (records.names, len(list(records.rows))) == (names, 1)
+
+
+@pytest.mark.parametrize("start", ["\n", "\n\r\n"])
+def test_empty_lines_before_the_header_hide_no_delimiter(start: str, tmp_path: Path) -> None:
+    records = read_records(made(tmp_path, "a.csv", f"{start}text;label\nso, so;b\n"))
+    assert (records.names, [row for _, row in records.rows]) == (("text", "label"), [{"text": "so, so", "label": "b"}])
+
+
+def test_line_ends_in_cells_are_kept(tmp_path: Path) -> None:
+    """Offsets of answers count them."""
+    records = read_records(made(tmp_path, "a.csv", '\ufefftext,label\r\n"a\r\nb\nc",1\r\n\r\nd,2'))
+    assert list(records.rows) == [(2, {"text": "a\r\nb\nc", "label": "1"}), (6, {"text": "d", "label": "2"})]
 
 
 def test_blanks_around_the_names_of_columns_do_not_count(tmp_path: Path) -> None:

@@ -255,17 +255,19 @@ def _raw_lines(path: Path | str, utf_16: bool) -> Iterator[bytes]:
 
 
 def numbered_lines(
-    path: Path | str, utf_16: bool = False, errors: str = "strict"
+    path: Path | str, utf_16: bool = False, errors: str = "strict", keep_ends: bool = False
 ) -> Generator[tuple[int, str], None, None]:
     """Yields (line number, line without its end), decoded line by line so that errors name the line.
 
     Args:
       utf_16: accept files that begin with a byte order mark of UTF-16.
       errors: error handler of `bytes.decode` for bytes that are not UTF-8.
+      keep_ends: yield lines with their ends.
     """
     with contextlib.closing(_decoded_lines(path, utf_16, errors)) as lines:
         for line_number, line in lines:
-            yield line_number, (line.removeprefix("\ufeff") if line_number == 1 else line).rstrip("\r\n")
+            line = line.removeprefix("\ufeff") if line_number == 1 else line
+            yield line_number, line if keep_ends else line.rstrip("\r\n")
 
 
 def _decoded_lines(path: Path | str, utf_16: bool, errors: str) -> Generator[tuple[int, str], None, None]:
