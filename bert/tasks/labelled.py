@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bert.config import ColumnsConfig, EmbeddingConfig, TaskDataConfig
+from bert.data.inputs import EXPECTED_TEXTS
 from bert.data.records import Records, is_dataset_dict, open_splits, read_records
 from bert.errors import UserError, quoted, require
 from bert.metrics.tagging_schemes import OUTSIDE, join_tag, split_tag
@@ -153,7 +154,8 @@ def _reader(task: Task, kind: type[Any], columns: Mapping[str, str], **values: A
     """Returns the task itself if it reads columns, or else the task of class ``kind`` with these values."""
     if isinstance(task, ColumnFilesTask):
         return _with_columns(task, columns)
-    config = TaskDataConfig(columns=ColumnsConfig(**columns))
+    clitics = getattr(task, "clitics", None)
+    config = TaskDataConfig(columns=ColumnsConfig(**columns), clitics=None if clitics is None else list(clitics))
     return kind(name=task.name, data=config, **values)
 
 
@@ -167,7 +169,7 @@ def _fields(data: Any, split: str, config: TaskDataConfig) -> Sequence[str]:
             return list(data.column_names)
         if hasattr(data, "columns"):
             return [str(name) for name in data.columns]
-        return list(data[0]) if data and isinstance(data[0], Mapping) else []
+        return list(data[0]) if isinstance(data, list) and data and isinstance(data[0], Mapping) else []
     if is_dataset_dict(os.fspath(data)):
         return next(iter(open_splits(os.fspath(data)).values())).column_names
     path = Path(data)
@@ -181,7 +183,8 @@ def _fields(data: Any, split: str, config: TaskDataConfig) -> Sequence[str]:
 def _embedding_of_columns(task: EmbeddingTask, fields: Sequence[str], columns: Mapping[str, str]) -> EmbeddingTask:
     """Returns the task for queries with documents, for pairs with a score or for texts with a label."""
     names = ColumnsConfig(**{"label": next((name for name in LABELS if name in fields), "label"), **columns})
-    pairs = replace(names, **{"text_a": "text_a", "text_b": "text_b", **columns})
+    first = "text_a" if "text_a" in fields or "text_b" not in columns else "text"
+    pairs = replace(names, **{"text_a": first, "text_b": "text_b", **columns})
     kind: type[EmbeddingTask] = EmbeddingTask
     if {names.query, names.positive} <= set(fields):
         settings = replace(task.settings, loss="in_batch")
@@ -208,6 +211,13 @@ def _of_sequences(task: SequenceClassificationTask, data: Any, split: str, colum
     if _reads_folder(task, data):
         return _of(task, _read_folder(task, data, split))
     reader = _sequence_reader(task, split, data, columns)
+    if (count := len(reader.text_columns)) not in map(len, task.table_columns):
+        read = "the column" if count == 1 else "the columns"
+        expected = EXPECTED_TEXTS[len(task.table_columns[0])]
+        raise UserError(
+            f"{task.name} takes {expected}, and {read} {quoted(reader.text_columns)} would be read: name its columns "
+            "with the keys text_a and text_b of columns (--data.columns.text_b)"
+        )
     return _of(task, reader.labelled_examples(data, split), None if task.metrics else reader)
 
 
@@ -216,8 +226,8 @@ def _sequence_reader(task: SequenceClassificationTask, split: str, data: Any, co
     fields = _fields(data, split, TaskDataConfig())
     candidates = (task.text_columns, *task.table_columns, *TEXTS)
     texts = next((names for names in candidates if set(names) <= set(fields)), task.text_columns)
-    if "text_a" in columns:
-        texts = tuple(columns[key] for key in ("text_a", "text_b") if key in columns)
+    if {"text_a", "text_b"} & columns.keys():
+        texts = (columns.get("text_a", "text"), *([columns["text_b"]] if "text_b" in columns else ()))
     labels = (task.label_column, *LABELS)
     label = columns.get("label", next((name for name in labels if name in fields), task.label_column))
     text_b = texts[1] if len(texts) > 1 else None
@@ -391,7 +401,7 @@ def relabelled(labelled: Labelled, other: Task) -> tuple[Labelled, list[int] | N
     """Returns the same examples for another model, with the same metrics.
 
     The labels of classifiers are in the order of the first model, because F1 scores the second label. Labels that only
-    the other model has are last, and F1 is left out.
+    the other model has are last, and F1 is left out; of several labels per row, the mean F1 over the labels is.
 
     Returns:
       The examples, and the indices by which the other model's outputs are put into the order of its labels; None for
@@ -422,8 +432,10 @@ def relabelled(labelled: Labelled, other: Task) -> tuple[Labelled, list[int] | N
     if isinstance(labelled.scorer, SequenceClassificationTask) and isinstance(other, SequenceClassificationTask):
         other, examples, order = _in_label_order(task, examples, other)
         metrics, main_metric = labelled.scorer.metrics, labelled.scorer.main_metric
-        if order is not None and len(order) > task.num_labels:
-            metrics = tuple(name for name in metrics if name != "f1") or ("accuracy",)
+        if isinstance(task, LabelTask) and isinstance(other, LabelTask) and other.num_labels > task.num_labels:
+            several = isinstance(task, MultilabelTask)
+            kept = (name for name in metrics if name != ("macro_f1" if several else "f1"))
+            metrics = tuple(kept) or ("micro_f1" if several else "accuracy",)
             main_metric = main_metric if main_metric in metrics else metrics[0]
         return Labelled(other, replace(other, metrics=metrics, main_metric=main_metric), examples), order
     if isinstance(task, SequenceToSequenceTask) and isinstance(other, SequenceToSequenceTask):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -160,6 +161,30 @@ def test_rows_of_a_generator_have_their_own_labels() -> None:
     assert read_with_new_labels(iter(rows), "dev", {}).task.num_labels == 2
 
 
+def test_pairs_are_read_from_the_named_columns() -> None:
+    rows = [{"text": "a", "hypothesis": "b", "label": "POSITIVE"}]
+    pairs = published_task("sequence_classification", "org/pairs", MOODS, None, texts_per_input=2)
+    assert read(pairs, rows, text_b="hypothesis").examples.texts_b == ["b"]
+    assert read(TASKS["mrpc"], [{**rows[0], "label": 1}], text_b="hypothesis").examples.texts_b == ["b"]
+    for task, row in ((pairs, rows[0]), (TASKS["sst2"], {"text_a": "a", "text_b": "b", "label": 1})):
+        with pytest.raises(UserError, match=r"takes a .*text.* would be read: name its columns"):
+            read(task, [row])
+    scored = [{"text": "a", "other": "b", "score": 3}]
+    assert read(embedding_task("org/model", Pooling()), scored, text_b="other").examples.documents == ["b"]
+
+
+def test_texts_are_split_into_the_words_of_predictions() -> None:
+    tagger = dataclasses.replace(TASKS["ner"], labels=("O", "B-PER", "I-PER"), clitics=())
+    examples = read(tagger, [{"text": "geht's gut, Anna", "entities": []}]).examples
+    assert examples.words == tagger.examples_from_inputs(["geht's gut, Anna"]).words
+
+
+def test_what_is_no_rows_is_one_sentence() -> None:
+    for data in ({"text": "a", "label": "b"}, 3):
+        with pytest.raises(UserError, match="pass a path, a list of dictionaries"):
+            read(published(), data)
+
+
 def test_a_second_model_gets_its_own_labels() -> None:
     labelled = read(published(), ROWS)
     other, order = relabelled(labelled, published(names=("positive", "mixed", "neutral", "negative")))
@@ -171,6 +196,9 @@ def test_a_second_model_gets_its_own_labels() -> None:
     reordered = published(names=("neutral", "positive", "negative"), problem="multi_label_classification")
     multilabel, order = relabelled(several, reordered)
     assert (multilabel.examples.labels.tolist(), order) == ([[1, 0, 0]], None)
+    assert multilabel.scorer.metrics == several.scorer.metrics
+    more = published(names=("neutral", "positive", "negative", "mixed"), problem="multi_label_classification")
+    assert relabelled(several, more)[0].scorer.metrics == ("micro_f1",), "no row has the label mixed"
     for wrong, message in (
         (published(names=("LABEL_0",)), "predicts a score, but org/model one label"),
         (published("question_answering", ()), "question_answering"),
