@@ -33,7 +33,7 @@ ENOUGH_ROWS = 5
 def label_facts(task: Task, examples: dict[str, Any], data: TaskDataConfig) -> list[tuple[str, str]]:
     """Returns the shares of labels in train and dev (if there is any), and warnings, for the table before training.
 
-    Of tags it returns the numbers of entities of each type, or of words with each plain tag. Returns [] for other tasks
+    For tags, returns the numbers of entities of each type, or of words with each plain tag. Returns [] for other tasks
     without labels of whole rows.
     """
     names = [split for split in ("train", "dev") if split in examples]

@@ -22,6 +22,9 @@ from bert.tasks.token_classification import conll
 from bert.tasks.token_classification.conll import Reading, Sentences
 from bert.tasks.token_classification.word_features import CLITICS, split_text
 
+PRODIGY_SPANS = "spans"
+"""Column of entities in exports of Prodigy, whose column ``answer`` is accept, reject or ignore."""
+
 NO_BREAK_SPACE = "\u00a0"
 
 _LINE_BREAKS = re.compile(r"[\t\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
@@ -62,8 +65,8 @@ class _Reader:
     clitics: Sequence[str]
     widened: list[int] = dataclasses.field(default_factory=list)
     """Lines with entities that were widened to whole words."""
-    dropped: list[int] = dataclasses.field(default_factory=list)
-    """Lines with entities that were left out, because an earlier entity was widened to their words."""
+    cut: list[int] = dataclasses.field(default_factory=list)
+    """Lines with entities that lost words, because an earlier entity was widened to these words."""
 
     @property
     def required(self) -> dict[str, str]:
@@ -126,9 +129,9 @@ class _Reader:
                     "to whole words: data.invalid_tags count",
                 )
             free = [word for word in inside if tags[word] == OUTSIDE]
-            if not free:
-                self.dropped.append(line_number)
-            elif whole != (start, end):
+            if len(free) < len(inside):
+                self.cut.append(line_number)
+            if free and whole != (start, end):
                 self.widened.append(line_number)
             for prefix, word in zip(itertools.chain("B", itertools.repeat("I")), free, strict=False):
                 tags[word] = join_tag(prefix, entity.label)
@@ -182,7 +185,11 @@ def read_sentences(
     lines: list[int] = []
     faults: list[tuple[int, UserError]] = []
     skipped: list[int] = []
+    rejected: list[int] = []
     for line_number, fields in rows:
+        if reader.labelled and reader.labels == PRODIGY_SPANS and fields.get("answer") in ("reject", "ignore"):
+            rejected.append(line_number)
+            continue
         if reader.is_bad(fields):
             skipped.append(line_number)
             continue
@@ -198,9 +205,12 @@ def read_sentences(
         what = "no row with a text and tags" if skipped else "no words"
         raise UserError(f"{records.source} has {what}: it needs a {records.unit} for each sentence")
     remarks = list(records.notes)
+    if rejected:
+        where = f"({records.unit} {listed_numbers(rejected)})"
+        remarks.append(WarningText(f"{records.source}: {len(rejected):,} rejected or ignored rows left out {where}"))
     for numbers, done in (
         (reader.widened, "that start or end inside a word widened to whole words"),
-        (reader.dropped, "left out, because an earlier entity was widened to their words"),
+        (reader.cut, "shortened or left out, because an earlier entity was widened to their words"),
     ):
         if numbers:
             where = f"({records.unit} {listed_numbers(sorted(set(numbers)))})"

@@ -184,7 +184,28 @@ def test_an_entity_whose_word_is_taken_is_reported(tmp_path: Path) -> None:
     train = own(invalid_tags="count").read(write(tmp_path, rows), "train")
     assert (train.words, train.tags) == ([["German-French", "war"]], [["B-M", "O"]])
     assert has_all(train.notes[0], "1 entities that start or end inside a word widened")
-    assert has_all(train.notes[1], "1 entities left out, because an earlier entity was widened", "(line 1)")
+    assert has_all(train.notes[1], "1 entities shortened or left out, because an earlier", "(line 1)")
+
+
+def test_an_entity_that_loses_words_is_reported(tmp_path: Path) -> None:
+    entities = [{"start": 0, "end": 6, "label": "M"}, {"start": 7, "end": 18, "label": "N"}]
+    train = own(invalid_tags="count").read(
+        write(tmp_path, [{"text": "German-French army won", "entities": entities}]), "train"
+    )
+    assert train.tags == [["B-M", "B-N", "O"]]
+    assert has_all(train.notes[1], "1 entities shortened or left out", "(line 1)")
+
+
+def test_rejected_rows_of_prodigy_are_left_out(tmp_path: Path) -> None:
+    span = {"start": 0, "end": 3, "label": "PER"}
+    rows = [
+        {"text": "Ann left", "spans": [span], "answer": "accept"},
+        {"text": "Bob left", "spans": [{**span, "label": "LOC"}], "answer": "reject"},
+        {"text": "Cid left", "spans": [], "answer": "ignore"},
+    ]
+    train = own().read(write(tmp_path, rows), "train")
+    assert (train.words, train.tags) == ([["Ann", "left"]], [["B-PER", "O"]])
+    assert has_all(train.notes[0], "train.jsonl: 2 rejected or ignored rows left out (line 2, 3)")
 
 
 def test_rows_of_another_form_are_told_both(tmp_path: Path) -> None:
