@@ -154,7 +154,7 @@ PANDAS_NULLS = ("NAType", "NaTType")
 
 def to_jsonable(value: Any) -> Any:
     """Converts a value for JSON: arrays and sorted sets to lists, NaN, infinities and pandas.NA to None, paths to
-    strings."""
+    strings, and bytes to an object with their number, which no task reads as a text or label."""
     if isinstance(value, dict):
         return {str(key): to_jsonable(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -165,6 +165,8 @@ def to_jsonable(value: Any) -> Any:
         return to_jsonable(value.tolist())
     if isinstance(value, float):
         return value if math.isfinite(value) else None
+    if isinstance(value, bytes | bytearray):
+        return {"bytes": len(value)}
     if type(value).__name__ in PANDAS_NULLS:
         return None
     return value if value is None or isinstance(value, (bool, int, str)) else str(value)

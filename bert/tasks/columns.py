@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-import numpy as np
-
 from bert.config import TaskDataConfig
 from bert.data.corpus.files import DECOMPRESSORS
 from bert.data.records import (
@@ -319,7 +317,7 @@ def json_lines(rows: Any, name: str) -> str:
       name: name of the rows in messages.
 
     Raises:
-      UserError: the rows have another type, a cell contains bytes, or there are no rows.
+      UserError: the rows have another type, or there are no rows.
     """
     lines = []
     for number, row in enumerate(_rows(_read_whole(rows), name), 1):
@@ -328,19 +326,10 @@ def json_lines(rows: Any, name: str) -> str:
                 f"{name}, row {number} is {reprlib.repr(row)}: pass a dictionary of columns for each row, for "
                 "classification {'text': ..., 'label': ...}"
             )
-        for column, value in row.items():
-            if _has_bytes(value):
-                raise UserError(f"{name}, row {number}: {column} is {reprlib.repr(value)}: decode bytes to a text")
         lines.append(json.dumps(to_jsonable(dict(row))) + "\n")
     if not lines:
         raise UserError(f"{name} has no rows: pass at least one")
     return "".join(lines)
-
-
-def _has_bytes(value: Any) -> bool:
-    """Returns whether a cell is bytes, or a list or an array with bytes."""
-    is_list = isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.dtype.kind in "OS")
-    return isinstance(value, bytes) or (is_list and any(map(_has_bytes, value)))
 
 
 def _category(value: Any) -> str:
@@ -369,7 +358,7 @@ def _declared_labels(rows: Any) -> dict[str, list[str]]:
 
 def _read_whole(rows: Any) -> Any:
     """Returns a streaming data set with known features as one in memory, and other rows unchanged."""
-    if _is_dataset(rows) or getattr(rows, "features", None) is None:
+    if _is_dataset(rows) or not isinstance(getattr(rows, "features", None), Mapping):  # a column may have the name
         return rows
     import datasets
 
@@ -453,7 +442,9 @@ class ColumnFilesTask(Task):
             if isinstance(data, str | os.PathLike):
                 file = Path(os.path.abspath(data))
                 if not file.is_file():
-                    raise UserError(f"{data} is not a file: pass the path of a labelled file, or a list of rows")
+                    raise UserError(
+                        f"{data} is not a file: name a labelled file, a folder, hub:ORG/NAME or a split of the run"
+                    )
             else:
                 for name, content in table_files(data, "data").items():
                     (Path(folder) / name).write_text(content, encoding="utf-8")

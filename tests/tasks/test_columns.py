@@ -10,6 +10,7 @@ import pytest
 from bert.data.records import Records
 from bert.errors import UserError
 from bert.tasks.columns import json_lines, label_text, table_files
+from bert.tasks.labelled import read_with_new_labels
 
 ROWS = [{"text": "fine ☃", "label": "good", "weight": 0.5}, {"text": "b", "label": "bad", "weight": None}]
 
@@ -30,14 +31,25 @@ def test_scalars_of_numpy_are_numbers():
     assert json_lines([{"label": np.int64(3), "score": np.float32(0.5)}], "train") == '{"label": 3, "score": 0.5}\n'
 
 
-def test_missing_values_of_pandas_are_null_and_bytes_an_error():
+def test_missing_values_of_pandas_are_null_and_bytes_no_text(tmp_path):
     rows = [{"text": "a", "label": pd.NA, "day": pd.NaT, "words": ["b", pd.NA]}]
     assert json_lines(rows, "train") == '{"text": "a", "label": null, "day": null, "words": ["b", null]}\n'
-    for value in (b"b", ["a", b"b"], np.array(["a", b"b"], object)):
-        with pytest.raises(UserError, match=r"train, row 2: text is .*b.*: decode bytes to a text"):
-            json_lines([{"text": "a"}, {"text": value}], "train")
+    rows = [{"image": b"xyz", "words": np.array(["a", b"b"], object), "more": {"key": bytearray(b"b")}}]
+    assert json.loads(json_lines(rows, "train")) == {
+        "image": {"bytes": 3},
+        "words": ["a", {"bytes": 1}],
+        "more": {"key": {"bytes": 1}},
+    }
+    assert json_lines([{"label": np.array("x", object)}], "train") == '{"label": "x"}\n'
+    with pytest.raises(UserError, match=r'row 1: text is {"bytes": 1}: it must be a text'):
+        read_with_new_labels([{"text": b"a", "label": "x"}], "dev", {})
     with pytest.raises(UserError, match="train has several columns with the name 'text'"):
         json_lines(pd.DataFrame([["a", "b"]], columns=["text", "text"]), "train")
+
+
+def test_a_data_frame_may_have_a_column_of_features():
+    frame = pd.DataFrame({"text": ["a"], "label": ["x"], "features": [1]})
+    assert table_files(frame, "train") == {"train.jsonl": '{"text": "a", "label": "x", "features": 1}\n'}
 
 
 def test_a_streaming_data_set_keeps_its_labels():
