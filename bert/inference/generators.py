@@ -31,6 +31,9 @@ from bert.model.mask import Mask
 from bert.tokenizer.hf_settings import NO_LIMIT
 from bert.tokenizer.library import decode, detokenize, special_ids
 
+CONTEXT = 8
+"""Number of tokens before a new one that its text depends on: its space, and a character of up to 4 byte tokens."""
+
 Inputs = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Token ids and mask of the prompts or sources, [B, T] each, and the maximum number of new tokens per row, [B]."""
 
@@ -163,6 +166,7 @@ class TextGenerator:
         text = partial(decode, tokenizer, skip_special_tokens=False)
 
         def new_text(before: list[int], ids: list[int]) -> str:
+            before = before[-CONTEXT:]
             return text([*before, *ids])[len(text(before)) :]
 
         self._prefix = language_model_prefix(tokenizer)

@@ -18,6 +18,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 import bert
 from bert.config import ModelConfig, TokenizerConfig
+from bert.inference import generators
 from bert.inference.attention_maps import compute_attention_map
 from bert.inference.pretrained import Pretrained
 from bert.model.decoders import BertForCausalLM
@@ -273,6 +274,20 @@ def test_stop_texts_are_found_in_the_text_that_is_returned(settings: dict[str, A
         prompts = ["the ca", "a dog in the ca"]
         for answer in sure.generate(prompts, max_tokens=8, details=True, stop=[stop], **settings):
             assert (len(answer.token_ids), answer.text, answer.ended) == (tokens, text, not text)
+
+
+@pytest.mark.medium
+def test_stop_texts_read_a_few_tokens_of_a_long_prompt(model: Pretrained, monkeypatch: pytest.MonkeyPatch) -> None:
+    decode, lengths = generators.decode, []
+
+    def counted(tokenizer: Any, ids: list[int], **settings: Any) -> str:
+        lengths.append(len(ids))
+        return decode(tokenizer, ids, **settings)
+
+    monkeypatch.setattr(generators, "decode", counted)
+    fresh = dataclasses.replace(model)
+    assert fresh.generate("cat " * 18, max_tokens=3, stop=["zzz"]) == model.generate("cat " * 18, max_tokens=3)
+    assert lengths and max(lengths) <= generators.CONTEXT + 3
 
 
 @pytest.mark.medium
