@@ -24,6 +24,7 @@ from fastapi.responses import JSONResponse
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException as StarletteHTTPException
 
 import bert
 from bert.config.model import WINDOW_MODES
@@ -373,7 +374,7 @@ def _as_input(given: Any, task: Any) -> Any:
             return task.input_of_row(given)
         except ValueError as error:
             raise HTTPException(422, first_line(error)) from None
-    if isinstance(given, list) and len(given) == 1:
+    if isinstance(given, list) and len(given) == 1 and isinstance(given[0], str):
         return given[0]
     return tuple(given) if isinstance(given, list) else given
 
@@ -414,12 +415,16 @@ def _sigmoid(score: float) -> float:
 async def _observe(metrics: Metrics, request: Request, call_next: Callable[[Request], Any]) -> Response:
     """Records the status and the time of a request, by the path of its endpoint."""
     start = time.perf_counter()
-    response: Response = await call_next(request)
-    route = request.scope.get("route")
-    path = getattr(route, "path", "other")  # never a path that a client chose
-    metrics.requests.labels(path, str(response.status_code)).inc()
-    metrics.seconds.labels(path).observe(time.perf_counter() - start)
-    return response
+    status = 500  # unless there is a response
+    try:
+        response: Response = await call_next(request)
+        status = response.status_code
+        return response
+    finally:
+        route = request.scope.get("route")
+        path = getattr(route, "path", "other")  # never a path that a client chose
+        metrics.requests.labels(path, str(status)).inc()
+        metrics.seconds.labels(path).observe(time.perf_counter() - start)
 
 
 def _add_error_handlers(app: FastAPI) -> None:
@@ -430,9 +435,13 @@ def _add_error_handlers(app: FastAPI) -> None:
         content = {"error": {"message": message, "type": kind, "code": status}}
         return JSONResponse(content, status, dict(headers or {}))
 
-    @app.exception_handler(HTTPException)
-    async def http_error(request: Request, error: HTTPException) -> JSONResponse:
+    @app.exception_handler(StarletteHTTPException)  # also of paths that do not exist
+    async def http_error(request: Request, error: StarletteHTTPException) -> JSONResponse:
         return respond(error.status_code, str(error.detail), error.headers)
+
+    @app.exception_handler(Exception)
+    async def failure(request: Request, error: Exception) -> JSONResponse:
+        return respond(500, "the server failed, see its log")
 
     @app.exception_handler(UserError)
     async def user_error(request: Request, error: UserError) -> JSONResponse:

@@ -227,10 +227,26 @@ def test_errors_are_one_sentence(client: TestClient) -> None:
             for inputs in ([5], [None], ["ba", None], [["ba", 5]])
         ],
         ("/predict", {"inputs": {"other": "a"}, "model": "classification"}, 422, "text"),
+        ("/predict", {"inputs": [[["a"]]], "model": "classification"}, 422, "classification takes"),
+        ("/nowhere", {}, 404, "Not Found"),
+        ("/health", {}, 405, "Method Not Allowed"),
     ]:
         found, message = error(path, body)
         assert found == status and words in message, message
     assert client.post("/embed", content=b"{").status_code == 422
+
+
+def test_a_failure_of_the_server_is_counted(
+    models: dict[str, bert.Pretrained], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(texts: Any) -> Any:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(serving, "_as_texts", fail)
+    with TestClient(serving.make_app(models), raise_server_exceptions=False) as client:
+        reply = client.post("/embed", json={"inputs": "a"})
+        assert reply.status_code == 500 and reply.json()["error"]["type"] == "server_error"
+        assert 'path="/embed",status="500"' in client.get("/metrics").text
 
 
 def test_a_request_of_too_many_tokens(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
