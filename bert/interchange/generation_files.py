@@ -45,12 +45,11 @@ TRANSFORMERS_TOP_K, TRANSFORMERS_MAX_TOKENS = 50, 20
 """transformers' defaults of ``top_k`` and of the number of new tokens."""
 
 NOT_APPLIED = {
-    "encoder_no_repeat_ngram_size": 0,
-    "num_beam_groups": 1,
-    "bad_words_ids": None,
-    "suppress_tokens": None,
-    "forced_bos_token_id": None,
-    "forced_eos_token_id": None,
+    **dict.fromkeys(("encoder_no_repeat_ngram_size", "epsilon_cutoff", "eta_cutoff", "diversity_penalty"), 0),
+    **dict.fromkeys(("num_beam_groups", "encoder_repetition_penalty", "typical_p", "guidance_scale"), 1),
+    **dict.fromkeys(("bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "sequence_bias")),
+    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty")),
+    **dict.fromkeys(("min_p", "top_h", "penalty_alpha")),
 }
 """Keys that change the output only in transformers, and their neutral values."""
 
@@ -97,7 +96,7 @@ def read_decoding(folder: Path, tokenizer: Tokenizer, log: Log) -> Decoding:
     names = {**KEYS, **CONTROL_KEYS}
     values = {names[key]: content[key] for key in names if content.get(key) is not None}
     if isinstance(shortest := content.get("min_length"), int) and shortest > 1:  # includes the start token
-        values.setdefault("min_tokens", shortest - 1)
+        values["min_tokens"] = max(values.get("min_tokens", 0), shortest - 1)
     if isinstance(values.get("stop"), str):
         values["stop"] = [values["stop"]]
     if values.get("early_stopping") == "never":
