@@ -192,7 +192,9 @@ def diagnose_data(file: Path) -> tuple[dict[str, Any], UserError | None]:
     try:
         if facts["kind"] == "table":
             _read_table(read_records(file), facts)
-            if {"question", "context"} <= facts["columns"].keys():
+            names = facts["columns"].keys()
+            has_answers = names & {"answers", "answers.text"} or {"answer", "answer_start"} <= names
+            if has_answers and {"question", "context"} <= names:
                 _count_questions(
                     question_answering.read_questions(read_records(file), ColumnsConfig(), needed=False), facts
                 )

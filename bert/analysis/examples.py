@@ -12,7 +12,12 @@ from bert.config import PretrainConfig
 from bert.data.corpus.vocabulary import Losses
 from bert.data.pretraining.dataset import PretrainingDataset, open_rows
 from bert.data.pretraining.input_formats import INPUT_FORMATS
-from bert.data.pretraining.loader import make_predictions, masked_batch, random_uint64s_per_row
+from bert.data.pretraining.loader import (
+    bits_of_static_masks,
+    make_predictions,
+    masked_batch,
+    random_uint64s_per_row,
+)
 from bert.data.pretraining.masking import philox_uint64
 from bert.data.pretraining.packing import EXAMPLE_LENGTH
 from bert.tokenizer.library import special_ids
@@ -100,13 +105,20 @@ def _padding_share(lengths: np.ndarray, sequence_length: int) -> float:
 def masked_examples(
     dataset: PretrainingDataset, tokenizer: Tokenizer, config: PretrainConfig, count: int
 ) -> Iterator[MaskedExample]:
-    """Yields the examples of ``count`` rows, spread over the training rows and masked as in the first epoch."""
+    """Yields the examples of ``count`` rows, spread over the training rows.
+
+    Masks are drawn as in training, and are the same as there with ``data.static_masking``.
+    """
     rows, special = open_rows(dataset.train), special_ids(tokenizer)
     predictions = make_predictions(config.data, tokenizer, config.training.objective)
     input_format = INPUT_FORMATS[config.data.input_format]
     indices = np.unique(np.linspace(0, len(rows) - 1, count).astype(int))
     examples = rows.take(indices)
-    random_bits = philox_uint64((config.seed, 0), 0, len(indices), random_uint64s_per_row(predictions, examples))
+    words = random_uint64s_per_row(predictions, examples)
+    if config.data.static_masking:
+        random_bits = bits_of_static_masks(config.seed, indices, words)
+    else:
+        random_bits = philox_uint64((config.seed, 0), 0, len(indices), words)
     batch = masked_batch(examples, predictions, random_bits, 0)
     for at, index, start, end in _spans(batch):
         originals = {} if config.training.objective == "clm" else _masked_tokens(batch, at, tokenizer)

@@ -98,7 +98,8 @@ class TaskDataConfig:
     the first of metrics, and written to results.json."""
     calibration: PositiveFloat | Literal["temperature"] | None = None
     """Classification, multilabel: the logits are divided by this number, so that probabilities are shares of right
-    answers. It changes no label. temperature: fitted on dev (Guo et al. 2017), and written to results.json. null: 1."""
+    answers. It changes no label, unless label_thresholds are set, which are compared with the new probabilities.
+    temperature: fitted on dev (Guo et al. 2017), and written to results.json. null: 1."""
     score_range: list[Annotated[float, Range()]] | None = None
     """Minimum and maximum score in regression, or of pairs for embeddings and rerankers. Other scores in files are an
     error; predictions of a regression are clipped."""

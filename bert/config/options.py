@@ -54,9 +54,12 @@ class ElectraConfig:
         if not width:
             raise UserError(f"{share}, but model.hidden_size is {model.hidden_size}: use a larger share")
         head_size = int(width // generator_heads(width) * model.rotary_fraction)  # as far as it is rotated
-        if model.position_embedding_type == "rotary" and objective == "rtd" and (head_size % 2 or not head_size):
+        is_rotary = model.position_embedding_type == "rotary" and objective == "rtd"
+        if is_rotary and (head_size % 2 or not head_size):
             rotary = "but model.position_embedding_type is rotary and needs an even number"
             raise UserError(f"{share}, which makes heads of {head_size} features, {rotary}: use another share")
+        if is_rotary and model.rotary_scaling == "ntk" and head_size == 2:
+            raise UserError(f"{share}, which makes heads that rotate 2 features, but ntk needs 4: use another share")
 
 
 def generator_heads(width: int) -> int:

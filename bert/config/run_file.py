@@ -244,7 +244,12 @@ RESUMABLE = (
     ResumableKey("transfer", "exact", "it does not change the state"),
     ResumableKey("transfer_every", "exact", "it does not change the state"),
     ResumableKey("num_seeds", "exact", "each seed is a run by itself", "the run has several seeds before and after"),
-    ResumableKey("data.calibration", "exact", "it is fitted after the last step"),
+    ResumableKey(
+        "data.calibration",
+        "exact",
+        "it is fitted after the last step, and changes no prediction",
+        "data.label_thresholds is null",
+    ),
     ResumableKey("data.num_workers", "exact", "examples do not depend on the processes that build them"),
     ResumableKey("data.cache_dir", "exact", "the digest of the examples is compared"),
     ResumableKey("training.log_every", "later", "log lines are means since the line before"),

@@ -30,6 +30,7 @@ NOT_SWEPT = {
     "output_dir": "each trial has a separate folder in it",
     "task": "scores of different tasks cannot be compared",
     "num_seeds": "all trials have the same number of seeds",
+    "data.metrics": "the first one compares all trials",
     **dict.fromkeys(
         (
             *("data.sample_seed", "data.dev_fraction", "data.stratify_dev", "data.max_dev_samples", "data.dev"),

@@ -149,7 +149,8 @@ def _has_names(first: list[str], path: Path, line_number: int, task: InputFormat
         text_columns = task.columns_among(first)
     except ValueError as error:
         if len(task.unnamed_table_columns) != len(first):
-            raise UserError(f"{path}, line {line_number}: {error}") from None
+            fix = "or write one input per line to a .txt file"
+            raise UserError(f"{path}, line {line_number}: {error}, {fix}") from None
         return False
     repeated = next((name for name in text_columns if first.count(name) > 1), None)
     if repeated is not None:

@@ -258,7 +258,10 @@ def _find_adapter(adapter: str | os.PathLike[str], base: Path) -> Path:
 
 
 def share_arrays(model: Pretrained, base: Pretrained) -> Pretrained:
-    """Returns the model with the arrays of ``base`` wherever they are equal; on the device if the types are, too."""
+    """Returns the model with the arrays of ``base`` wherever they are equal.
+
+    Arrays on the device are shared only if both models compute in the same type.
+    """
     from flax import traverse_util
 
     from bert.inference.compiled import put_params
@@ -297,7 +300,7 @@ def _find(source: str | Path, weights: bool) -> tuple[Path, int | None]:
         path = hub.download(str(source), weights)
     if path.is_file():
         raise UserError(f"{path} is a file: name the folder of a run or of a model")
-    if (path / SIGNATURE_FILE).is_file():
+    if weights and (path / SIGNATURE_FILE).is_file():
         raise UserError(
             f"{source} is an export to ONNX or StableHLO, which its README.md shows how to run: name a run, or an "
             "export in the format hf"

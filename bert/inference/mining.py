@@ -66,9 +66,10 @@ def mine_negatives(
     positives_of: dict[str, set[str]] = {}
     for query, positive in zip(queries, positives, strict=True):
         positives_of.setdefault(query, set()).add(positive)
-    max_others = len(documents) - min(len(texts.intersection(documents)) for texts in positives_of.values())
+    known = set(documents)
+    max_others = len(documents) - min(len(texts & known) for texts in positives_of.values())
     _check_mining(num_negatives, top_k, max_others, margin=margin, relative_margin=relative_margin)
-    found = top_k + max(map(len, positives_of.values()))  # of which the positives are left out
+    found = top_k + max(len(texts & known) for texts in positives_of.values())  # of which the positives are left out
     retrieved = _retrieve(model, queries, positives, documents, found, batch_size)
     mined, num_dropped = [], 0
     for row, query, positive, (own_score, scored) in zip(fields, queries, positives, retrieved, strict=True):

@@ -28,6 +28,7 @@ from bert.interchange.bundle import ModelBundle
 from bert.model.names import ENCODER_DECODER
 from bert.model.parameters import Params, num_parameters
 from bert.parallel.devices import require_no_fork
+from bert.runs.metrics_log import to_jsonable
 from bert.tasks.base import Outputs, Task
 from bert.tasks.question_answering import ANSWER_SETTINGS
 from bert.tokenizer.vocabulary import embedding_rows
@@ -418,6 +419,6 @@ def _without_names(given: Any, index: int, task: Task) -> Any:
     if not isinstance(given, Mapping):
         return given
     try:
-        return task.input_of_row(given)
+        return task.input_of_row(to_jsonable(given))  # converted as in training
     except ValueError as error:
         raise UserError(f"input {index}: {first_line(error)}") from None

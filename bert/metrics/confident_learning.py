@@ -30,10 +30,12 @@ def find_doubtful_labels(probabilities: np.ndarray, labels: np.ndarray) -> Doubt
 
     Args:
       probabilities: [R, L], predicted by models that were not trained on the row.
-      labels: [R] given labels; each of the L labels has at least one row.
+      labels: [R] given labels. A class without rows is never suggested.
     """
     rows, classes = np.arange(len(labels)), np.arange(probabilities.shape[1])
-    thresholds = np.array([probabilities[labels == label, label].mean() for label in classes])
+    thresholds = np.full(len(classes), np.inf)
+    for label in np.unique(labels):
+        thresholds[label] = probabilities[labels == label, label].mean()
     reached = np.where(probabilities >= thresholds, probabilities, -1.0)
     confident, is_confident = reached.argmax(axis=1), reached.max(axis=1) >= 0
     joint = np.zeros((len(classes), len(classes)), np.int64)

@@ -108,13 +108,10 @@ class RunFolder(Generic[Config]):
             return
         stored = file.read_text(encoding="utf-8", errors="replace").split()
         if not stored or list(digests)[: len(stored)] != stored:  # older runs only have the digest of the training rows
-            fix = f"or remove {self.path}, which holds no checkpoint"
+            fix = f"name another --output_dir, or remove {self.path}, which holds no checkpoint"
             if _has_checkpoint(self.path):
-                fix = f"where --init {self.path} starts from its weights"
-            raise UserError(
-                f"the data is not what the run in {self.path} began with: restore it, or name another --output_dir, "
-                f"{fix}"
-            )
+                fix = f"or start a new run from its weights: --init {self.path} and another --output_dir"
+            raise UserError(f"the data is not what the run in {self.path} began with: restore it, {fix}")
 
     def save_rows(self, tables: Mapping[str, str]) -> None:
         """Writes rows that were passed in memory, so that the run can resume, and can be repeated from its config.yaml.

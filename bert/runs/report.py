@@ -216,11 +216,13 @@ class Divergence:
 
     def __init__(self, lines: Sequence[dict[str, Any]], baseline: tuple[str, float] | None) -> None:
         """Takes the lines of metrics.jsonl of a resumed run, and the name and value of the baseline's loss, if any."""
-        losses = [line.get("loss") for line in lines if line["split"] == "train"]
-        self._start = next((loss for loss in losses if isinstance(loss, float | int)), None)
+        known = [line for line in lines if line["split"] == "train" and isinstance(line.get("loss"), float | int)]
+        self._start = known[0]["loss"] if known else None
         self._baseline = baseline
         self._is_reported = False
         self.sentence: str | None = None
+        for line in known:
+            self.update(line["step"], line)
 
     def start(self, loss: float) -> None:
         """Sets the loss of the first step."""

@@ -365,8 +365,7 @@ class Task(ABC):
         columns = self.table_columns[0]
         missing = next(name for name in columns if name not in names)
         raise ValueError(
-            f"no {missing!r} among {quoted(names) or 'the fields'}: name the column(s) {quoted(columns)} as in "
-            "training, or write one input per line to a .txt file"
+            f"no {missing!r} among {quoted(names) or 'the fields'}: name the column(s) {quoted(columns)} as in training"
         )
 
     def input_of_row(self, fields: Mapping[str, Any]) -> Any:

@@ -163,3 +163,18 @@ def test_a_damaged_name_of_the_best_checkpoint_is_listed(finetuned: Path, tmp_pa
     run = Path(shutil.copytree(finetuned, tmp_path / "run"))
     (run / "checkpoints/PROTECTED").write_text("99\n")
     assert states(diagnose(run)) == {"PROTECTED": DAMAGED}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"question": "q", "context": "c", "choices": ["x", "y"], "answer": "A"},
+        {"question": "q", "context": "c", "answer": "Yes, she did"},
+        {"question": "q", "context": "", "label": 1},
+    ],
+    ids=["choices", "generated", "pairs"],
+)
+def test_questions_without_positions_are_a_plain_table(row: dict, tmp_path: Path) -> None:
+    (tmp_path / "dev.jsonl").write_text(json.dumps(row) + "\n")
+    facts, error = diagnose_data(tmp_path / "dev.jsonl")
+    assert error is None and facts["rows"] == 1 and "questions" not in facts

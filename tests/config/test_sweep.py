@@ -98,6 +98,7 @@ def test_ranges_are_logarithmic_and_keep_the_type():
         ([f"{RATE}=1e-4..1e-5"], f"--sweep: {RATE}=1e-4..1e-5: use bounds above 0, the lower one first"),
         ([f"{RATE}=0..1"], "use bounds above 0"),
         ([f"{RATE}=1e-5..1e-4,1"], "has a range and other values: use one range, or values alone"),
+        (["data.metrics=f1,accuracy"], "data.metrics cannot be swept, since the first one compares all trials"),
         (["output_dir=a,b"], "output_dir cannot be swept, since each trial has a separate folder in it: remove it"),
     ],
 )

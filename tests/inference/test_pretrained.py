@@ -125,6 +125,8 @@ def test_an_input_may_have_names(models, name: str, fields: dict[str, Any]) -> N
     assert model.predict([fields, given]) == model.predict([given, given])
     assert _numbers(model.predict(fields)) == pytest.approx(_numbers(model.predict([given])[0]))
     assert type(model.predict(fields)) is type(model.predict([given])[0])
+    arrays = {key: np.array(value) if isinstance(value, list) else value for key, value in fields.items()}
+    assert model.predict(arrays) == model.predict(fields)
 
 
 @pytest.mark.parametrize("name", TASKS)

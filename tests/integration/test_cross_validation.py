@@ -11,6 +11,7 @@ import pytest
 
 from bert.commands import main
 from bert.errors import UserError
+from bert.metrics.confident_learning import find_doubtful_labels
 from bert.training.finetuning.cross_validation import fold_rows
 from tests.helpers import results_of, run
 
@@ -25,6 +26,13 @@ def test_folds_are_stratified_and_keep_equal_texts_together() -> None:
     assert all(4 <= sum(labels[row] == 0 for row in fold) <= 6 for fold in folds)
     same, other = ([fold.tolist() for fold in fold_rows(labels, texts, 4, seed, ["a", "b"])] for seed in (0, 1))
     assert [sorted(fold) for fold in same] == [sorted(fold) for fold in folds] != [sorted(fold) for fold in other]
+
+
+def test_a_label_without_rows_needs_none_in_a_fold() -> None:
+    labels = np.array([0, 0, 1, 1, 0, 1])
+    assert len(list(fold_rows(labels, list("abcdef"), 2, 0, ["a", "b", "unused"]))) == 2
+    found = find_doubtful_labels(np.tile([0.2, 0.1, 0.7], (6, 1)), labels)
+    assert 2 not in found.suggested
 
 
 @pytest.mark.parametrize(("folds", "words"), [(1, "is 1"), (99, "is 99"), (3, "label 'rare' has 1 rows")])

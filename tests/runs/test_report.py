@@ -355,6 +355,9 @@ def test_a_resumed_run_compares_with_its_first_line_and_with_token_frequencies()
     assert Divergence([], ("mlm_loss", 7.0)).update(200, {"loss": 14.0, "mlm_loss": 13.5}) is None
     warning = Divergence([], ("mlm_loss", 7.0)).update(200, {"loss": 16.0, "mlm_loss": 15.0})
     assert "7 with token frequencies" in str(warning)
+    diverged = [*lines, {"step": 200, "split": "train", "loss": None}, {"step": 300, "split": "train", "loss": 20.0}]
+    resumed = Divergence(diverged, None)  # killed after the warning
+    assert "at step 300" in str(resumed.sentence) and resumed.update(400, {"loss": 21.0}) is None
     recovered = Divergence(lines, None)
     recovered.update(200, {"loss": 20.0})
     recovered.update(300, {"loss": 5.0})

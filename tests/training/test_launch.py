@@ -244,7 +244,7 @@ def rows_of(sst2):
 
 
 @pytest.mark.medium
-def test_rows_in_memory_are_kept_with_the_run_and_others_are_refused(tmp_path, pretrained, sst2):
+def test_rows_in_memory_are_kept_with_the_run_and_others_are_refused(tmp_path, pretrained, sst2, monkeypatch):
     folder, rows = tmp_path / "run", rows_of(sst2)
 
     def call(rows, **more):
@@ -256,8 +256,12 @@ def test_rows_in_memory_are_kept_with_the_run_and_others_are_refused(tmp_path, p
         call([*rows, {"text": "ba"}])
     with pytest.raises(bert.UserError, match=r"run/rows/no\.jsonl does not exist"):
         call(rows, **{"data.test": "no.jsonl"})
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr("bert.training.finetuning.setup.make_task", lambda config: 1 / 0)
+        call(rows, **{"training.steps": 2})
     run = call(rows, **{"training.steps": 2})
     assert (run.config.data.dir, run.config.data.dev_fraction) == (str(folder / "rows"), 0.1)
+    assert run.config.data.stratify_dev, "no step of the failed call was trained, so that the run is new"
     assert run.predict(["ba ri"]) == run.model.predict(["ba ri"])
     with pytest.raises(bert.UserError, match=r"other rows of train \(40, now 39\)"):
         call(rows[:-1], **{"training.steps": 2})

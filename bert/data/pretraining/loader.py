@@ -39,6 +39,11 @@ MEMORY_TOKENS = "memory_tokens"
 """Number of tokens [B] before each row that are in its memory, in batches of rows that continue each other."""
 
 
+def bits_of_static_masks(seed: int, rows: np.ndarray, words_per_row: int) -> np.ndarray:
+    """Returns the random bits [R, W] of the masks of rows, by index, that are the same in each epoch."""
+    return philox_uint64_of_rows((_FROZEN + seed, 0), rows, words_per_row)
+
+
 class RowSource(Protocol):
     """Rows that can be read by index: `bert.data.pretraining.dataset.ShardReader`, or a substitute in tests."""
 
@@ -85,7 +90,7 @@ class PretrainingLoader:
         rows = self.rows.take(chosen)
         words_per_row = random_uint64s_per_row(self.predictions, rows)
         if self.static_masking:
-            words = philox_uint64_of_rows((_FROZEN + self.seed, 0), chosen, words_per_row)
+            words = bits_of_static_masks(self.seed, chosen, words_per_row)
         else:
             words = philox_uint64((_MASKS + self.seed, step), first, len(chosen), words_per_row)
         return masked_batch(rows, self.predictions, words, first)

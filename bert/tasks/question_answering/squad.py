@@ -107,7 +107,7 @@ def read(
         listed = _get(question, "answers", list, location) if labelled or "answers" in question else []
         answers = tuple(_answer(entry, context, location) for entry in listed)
         if impossible and answers:
-            raise UserError(f"{location}: is_impossible is true but there are answers: remove one or the other")
+            raise UserError(f"{location}: is_impossible is true, but it has answers: remove them, or set it to false")
         if labelled and not impossible and not answers:
             fix = f"list one, or set is_impossible to true, {BAD_ROWS_FIX}"
             bad[id] = UserError(f"{location}: no answers: {fix}")
@@ -267,9 +267,10 @@ def read_questions(
 def _consistent(records: Records, answer: str, questions: Iterable[Numbered]) -> Iterator[Numbered]:
     """Yields the questions. Raises UserError for a question with an answer that is marked as impossible."""
     for line_number, fields in questions:
-        if fields.get("is_impossible") is True and fields.get(answer) not in (None, "", []):
-            problem = "is_impossible is true but there is an answer"
-            raise records.error(line_number, f"{problem}: remove one or the other")
+        is_impossible = str(fields.get("is_impossible")).lower() in ("true", "1", "1.0")
+        if is_impossible and fields.get(answer) not in (None, "", []):
+            problem = "is_impossible is true, but there is an answer"
+            raise records.error(line_number, f"{problem}: remove the answer, or set is_impossible to false")
         yield line_number, fields
 
 

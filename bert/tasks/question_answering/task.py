@@ -194,7 +194,10 @@ class QuestionAnsweringTask(Task):
                 examples = dataset.trainable
                 note = f"{note}; {len(dataset.skipped):,} without another answer are left out"
                 if not examples:
-                    raise UserError(f"{path} has no question with an answer at its start in the context: copy it again")
+                    raise UserError(
+                        f"{path}: {dataset.misplaced_note}, and there is no other question: count the characters, not "
+                        "the bytes, before an answer"
+                    )
             notes += (WarningText(note),)
         if split == "dev" and self.may_be_impossible and self.null_score_diff_threshold is not None:
             notes += (

@@ -129,7 +129,7 @@ class CustomClassification(_FromLabelColumn, ClassificationTask):
 
     def balanced_weights(self, counts: np.ndarray, rows: int) -> np.ndarray:
         """Returns weights with the same total for each label, and mean 1 over the rows, as in scikit-learn."""
-        weights: np.ndarray = rows / (len(counts) * np.maximum(counts, 1))
+        weights: np.ndarray = rows / (np.count_nonzero(counts) * np.maximum(counts, 1))
         return weights
 
 

@@ -99,7 +99,7 @@ def fold_rows(
                 f"--cross_validate is {folds}, but no label has more than {least} rows: use fewer"
             ) from None
     for train, held_out in splits:
-        if len(missing := np.setdiff1d(np.arange(len(names)), labels[train])):
+        if len(missing := np.setdiff1d(labels, labels[train])):
             name = quoted([names[missing[0]]])
             raise UserError(
                 f"the label {name} has {int((labels == missing[0]).sum())} rows, all in one fold: add rows with it or "

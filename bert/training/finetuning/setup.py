@@ -123,7 +123,8 @@ def resolve_setup(run: RunFolder[FinetuneConfig], log: Log) -> tuple[FinetuneCon
     """
     config = _resolve_defaults(run.config)
     LayerExecution.from_config(config.training)  # fails before data is read
-    task, examples, data, notes = read_splits(make_task(config), config, is_new=not run.resumed)
+    is_new = not _has_checkpoint(run)
+    task, examples, data, notes = read_splits(make_task(config), config, is_new)
     _ = task.higher_main_is_better  # raises UserError if the task does not declare it
     for note in notes:
         log(note)
@@ -135,7 +136,7 @@ def resolve_setup(run: RunFolder[FinetuneConfig], log: Log) -> tuple[FinetuneCon
     config = TASK_KINDS[task.kind].resolve(config, *parts, log)
     task = task.with_settings(config).with_target_tokenizer(init_model.target_tokenizer)
     data = task.to_config(data)
-    if data.pair_truncation is None and not run.resumed:  # null in an older run is longest_first
+    if data.pair_truncation is None and is_new:  # null in an older run is longest_first
         data = dataclasses.replace(data, pair_truncation=init_model.pair_truncation or "longest_first")
     training = config.training if has_dev(examples) else dataclasses.replace(config.training, eval_every=NEVER)
     config = dataclasses.replace(config, data=data, model=init_model.config, training=training)
@@ -200,9 +201,13 @@ def _load_init_model(run: RunFolder[FinetuneConfig], train: Examples, log: Log) 
     return model._replace(config=config, target_tokenizer=tokenizer)
 
 
+def _has_checkpoint(run: RunFolder[FinetuneConfig]) -> bool:
+    return run.resumed and bool(multihost.broadcast_from_main(CheckpointDirectory(run.checkpoints).steps))
+
+
 def _load_source_model(run: RunFolder[FinetuneConfig], train: Any, log: Log) -> InitialModel:
     config, init = run.config, require(run.config.init, "init")
-    if run.resumed and multihost.broadcast_from_main(CheckpointDirectory(run.checkpoints).steps):
+    if _has_checkpoint(run):
         return InitialModel(config.model, load_tokenizer(run.path), None, init)
     if init != "none":
         source = load_for_training(init, log)

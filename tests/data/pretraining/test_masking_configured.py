@@ -1,5 +1,6 @@
 """Whole words and frozen masks as two lines of a configuration ask for them, through examples, loader and phases."""
 
+import dataclasses
 import itertools
 import random
 from string import ascii_lowercase as LETTERS
@@ -7,6 +8,7 @@ from string import ascii_lowercase as LETTERS
 import numpy as np
 import pytest
 
+from bert.analysis.examples import masked_examples
 from bert.config import DataConfig, PretrainConfig, TrainingConfig
 from bert.data.pretraining.build import build_examples
 from bert.data.pretraining.loader import Batch
@@ -73,6 +75,19 @@ def test_whole_words_by_one_line_each_token_still_80_10_10(place, whole) -> None
     # Over 20,000 predicted tokens: a standard error of 0.003 and 0.002. One of 52 random tokens is the token itself.
     assert masked == pytest.approx(0.8, abs=0.012)
     assert kept == pytest.approx(0.1 + 0.1 / 57, abs=0.01)
+
+
+def test_shown_examples_have_the_static_masks_of_training(place) -> None:
+    data = DataConfig(train=str(place / "corpus.txt"), sequence_length=T, max_predictions_per_sequence=20)
+    data = dataclasses.replace(data, one_sentence_per_line=True, num_workers=1, static_masking=True)
+    config = PretrainConfig(data=data, training=TrainingConfig(steps=1000, batch_size=B))
+    tokenizer = load_tokenizer(place / "vocab.txt")
+    examples = build_examples(data, tokenizer, place / "cache")
+    epoch = batches(place, static_masking=True)[0]
+    trained = {tuple(row[row != 0].tolist()) for batch in epoch for row in batch["input_ids"]}
+    shown = list(masked_examples(examples, tokenizer, config, 20))
+    found = [tuple(tokenizer.token_to_id(token.text) for token in example.tokens) in trained for example in shown]
+    assert sum(found) >= 18, "an epoch leaves out the rows of its last, incomplete batch"
 
 
 @pytest.mark.parametrize("frozen", [False, True])

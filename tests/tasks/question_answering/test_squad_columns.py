@@ -68,7 +68,11 @@ def test_null_answers_and_impossible_questions(tmp_path: Path) -> None:
     assert questions(tmp_path, {**none, "is_impossible": True}, one).examples[0].is_impossible
     article = {"paragraphs": [{"context": ROW["context"], "qas": [{**one, "is_impossible": True}]}]}
     for row in ({**one, "is_impossible": True}, {**ROW, "is_impossible": True}, article):
-        assert "is_impossible is true but there is an answer" in error_of(tmp_path, row)
+        assert "is_impossible is true, but there is an answer: remove the answer" in error_of(tmp_path, row)
+    header = "question,context,answer,answer_start,is_impossible\n"
+    (tmp_path / "train.csv").write_text(f"{header}Who?,Ann left,Ann,0,True\n")
+    with pytest.raises(UserError, match="line 2: is_impossible is true"):
+        read_questions(read_records(tmp_path / "train.csv"), ColumnsConfig())
 
 
 def test_an_answer_elsewhere_is_counted_or_an_error_when_asked(tmp_path: Path) -> None:

@@ -181,6 +181,8 @@ def test_class_weights_are_balanced_or_given(tmp_path: Path) -> None:
     made_files(tmp_path, train_csv="text,label\na,x\nb,y\nc,y\nd,y\n")
     single = own("classification", class_weights="balanced")
     assert single.fit(single.read(tmp_path, "train")).class_weights == (2.0, 2 / 3)
+    more = own("classification", class_weights="balanced", labels=["x", "y", "unused"])
+    assert more.fit(more.read(tmp_path, "train")).class_weights[:2] == (2.0, 2 / 3), "as in scikit-learn"
     for weights, wrong in (
         ("z=2", r"data.class_weights has 'z=2', but the labels are 'x', 'y': use balanced, or LABEL=WEIGHT"),
         (["x=0"], "data.class_weights has 'x=0': set the weight to a number above 0"),
