@@ -95,8 +95,9 @@ def read_decoding(folder: Path, tokenizer: Tokenizer, log: Log) -> Decoding:
             log(WarningText(f"{file}: {key} {content[key]} is not applied"))
     names = {**KEYS, **CONTROL_KEYS}
     values = {names[key]: content[key] for key in names if content.get(key) is not None}
-    if isinstance(shortest := content.get("min_length"), int) and shortest > 1:  # includes the start token
-        values["min_tokens"] = max(values.get("min_tokens", 0), shortest - 1)
+    shortest, fewest = content.get("min_length"), values.get("min_tokens", 0)
+    if isinstance(shortest, int) and isinstance(fewest, int) and shortest > 1:  # includes the start token
+        values["min_tokens"] = max(fewest, shortest - 1)
     if isinstance(values.get("stop"), str):
         values["stop"] = [values["stop"]]
     if values.get("early_stopping") == "never":

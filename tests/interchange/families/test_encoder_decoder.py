@@ -163,6 +163,7 @@ def test_older_folders_have_settings_of_generation_in_their_configuration(folder
 BAD_GENERATION = {
     "num_beams": ("four", r"generation_config.json: num_beams is 'four': pass a whole number"),
     "no_repeat_ngram_size": (-1, r"generation_config.json: no_repeat_ngram_size is -1"),
+    "min_new_tokens": ("four", r"generation_config.json: min_new_tokens is 'four'"),
     "repetition_penalty": (0.0, r"generation_config.json: repetition_penalty is 0.0"),
     "stop_strings": ([""], r"generation_config.json: stop_strings is \[''\]"),
     "max_length": (1, "max_length is 1: .*at least 2"),
