@@ -226,7 +226,7 @@ def _read_added(folder: Path, content: dict[str, Any]) -> tuple[tuple[int, str, 
 
 
 def _read_special(*contents: dict[str, Any]) -> tuple[str, ...]:
-    """Returns the special tokens that the settings name beside those with a role."""
+    """Returns the special tokens of the settings that have no role."""
     named: list[Any] = []
     for content in contents:
         for key in ("additional_special_tokens", "extra_special_tokens"):

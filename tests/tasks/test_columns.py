@@ -31,7 +31,7 @@ def test_scalars_of_numpy_are_numbers():
     assert json_lines([{"label": np.int64(3), "score": np.float32(0.5)}], "train") == '{"label": 3, "score": 0.5}\n'
 
 
-def test_missing_values_of_pandas_are_null_and_bytes_no_text(tmp_path):
+def test_missing_values_of_pandas_are_null_and_bytes_no_text():
     rows = [{"text": "a", "label": pd.NA, "day": pd.NaT, "words": ["b", pd.NA]}]
     assert json_lines(rows, "train") == '{"text": "a", "label": null, "day": null, "words": ["b", null]}\n'
     rows = [{"image": b"xyz", "words": np.array(["a", b"b"], object), "more": {"key": bytearray(b"b")}}]
